@@ -1,0 +1,212 @@
+"""The command line: one thin command a verb.
+
+Exit codes: 0 done, 1 something is not as expected (one line says what), 2 wrong usage, 130 interrupted. Only the
+command that was asked for is imported, so that a missing library is missed by the commands that need it, and by no
+other.
+"""
+
+import argparse
+import contextlib
+import errno
+import importlib
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import NoReturn
+
+from overlay import __version__
+from overlay.errors import OverlayError
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs one command and exits."""
+    options = _parser().parse_args(arguments)
+    with _terminated_like_interrupted():
+        sys.exit(_run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        command: Callable[[argparse.Namespace], None] = options.command
+        command(options)
+    except KeyboardInterrupt:
+        return _failed(options, "interrupted; nothing was changed", 130)
+    except OverlayError as error:
+        return _failed(options, str(error), 1)
+    except OSError as error:
+        return _failed(options, _system(error), 1)
+    except MemoryError:
+        return _failed(options, "expected enough memory, found none left: free some and run this again", 1)
+    except Exception as error:
+        return _failed(
+            options,
+            f"{type(error).__name__}: {error}: this is a fault of modeling-overlay, run again with --debug and "
+            "report what it prints",
+            1,
+        )
+    return 0
+
+
+def _failed(options: argparse.Namespace, message: str, code: int) -> int:
+    if options.debug:
+        traceback.print_exc()
+    print(f"overlay: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    return code
+
+
+def _system(error: OSError) -> str:
+    place = error.filename or "a file"
+    if isinstance(place, bytes):
+        place = os.fsdecode(place)
+    if error.errno == errno.ENOSPC:
+        folder = (
+            next((str(path) for path in (Path(place), *Path(place).parents) if path.exists()), ".")
+            if error.filename
+            else "the disk"
+        )
+        free = f", {shutil.disk_usage(folder).free} bytes are free there" if error.filename else ""
+        return f"{place}: no space left on the disk{free}: free some and run this again; nothing was changed"
+    if error.errno == errno.EROFS:
+        return f"{place}: expected a place that can be written, found a read-only file system: name another with --out"
+    return f"{place}: {error.strerror or error}: mend that and run this again; nothing was changed"
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM unwinds as Ctrl-C does, so that temporary folders go."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="print the traceback of an error")
+    common.add_argument(
+        "--root",
+        type=Path,
+        metavar="DIR",
+        help="the checkout with upstream.lock and patches/ (default: the one that this program lies in)",
+    )
+    parser = argparse.ArgumentParser(
+        prog="overlay", description="Patched wheels of transformers and TransformerEngine."
+    )
+    parser.add_argument("--version", action="version", version=f"modeling-overlay {__version__}")
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    apply = verbs.add_parser(
+        "apply", parents=[common], help="patch what is pinned; build wheels, index and constraints"
+    )
+    apply.add_argument(
+        "releases", nargs="*", metavar="NAME==VERSION", help="pinned releases (default: every one that is delivered)"
+    )
+    apply.add_argument(
+        "--out", type=Path, default=Path("dist"), metavar="DIR", help="where the products go (default: dist)"
+    )
+    apply.add_argument(
+        "--from-git",
+        type=Path,
+        metavar="PATH",
+        help="patch what is committed in a git checkout of upstream; writes a wheel to --out, and nothing else",
+    )
+    apply.add_argument(
+        "--any-commit", action="store_true", help="with --from-git: also where HEAD is not the commit that is pinned"
+    )
+    apply.add_argument(
+        "--metadata-from",
+        metavar="WHEEL",
+        help="with --from-git: the wheel, or the pinned NAME==VERSION, that the metadata comes from",
+    )
+    apply.add_argument(
+        "--run-upstream-build",
+        action="store_true",
+        help="with --from-git: build by upstream's own build, which runs its code, in isolation",
+    )
+    apply.set_defaults(command=_apply, parser=apply)
+
+    lock = verbs.add_parser("lock", help="check, update and complete upstream.lock").add_subparsers(
+        metavar="COMMAND", required=True
+    )
+    check = lock.add_parser("check", parents=[common], help="say whether the lock is sound; needs no network")
+    check.set_defaults(command=_lock_check)
+    update = lock.add_parser("update", parents=[common], help="write blob ids, revisions and hashes of built wheels")
+    update.add_argument("releases", nargs="*", metavar="NAME==VERSION", help="pinned releases (default: all)")
+    update.set_defaults(command=_lock_update)
+    complete = lock.add_parser("complete", parents=[common], help="complete a commit pin from a checkout")
+    complete.add_argument(
+        "--checkout", type=Path, required=True, metavar="PATH", help="a git checkout that has the commit"
+    )
+    complete.set_defaults(command=_lock_complete)
+    return parser
+
+
+def _load(module: str) -> ModuleType:
+    """Imports a module of the queue. Raises OverlayError where one of its libraries is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.partition(".")[0] == "overlay":
+            raise
+        raise OverlayError(
+            f"expected the library {error.name}, found none: this command needs the extra `queue`: pip install "
+            "'modeling-overlay[queue]', or run scripts/apply.sh"
+        ) from None
+
+
+def _root(options: argparse.Namespace) -> Path:
+    root: Path = (options.root or Path(__file__).resolve().parent.parent).resolve()
+    if not (root / "upstream.lock").is_file():
+        raise OverlayError(
+            f"expected upstream.lock in {root}, found none: run this from a checkout of modeling-overlay, or name "
+            "it with --root"
+        )
+    return root
+
+
+def _apply(options: argparse.Namespace) -> None:
+    only = [name for name in ("any_commit", "metadata_from", "run_upstream_build") if getattr(options, name)]
+    if options.from_git is None and only:
+        options.parser.error(f"--{only[0].replace('_', '-')} goes with --from-git")
+    if options.from_git is not None and options.releases:
+        options.parser.error("--from-git takes a checkout in place of NAME==VERSION")
+    if options.metadata_from and options.run_upstream_build:
+        options.parser.error("--metadata-from and --run-upstream-build exclude each other")
+    root = _root(options)
+    lock = _load("overlay.queue.lock").read(root / "upstream.lock")
+    if options.from_git is None:
+        _load("overlay.deliver.apply").run(lock, root, options.releases, options.out)
+    else:
+        _load("overlay.deliver.tree").from_git(
+            lock,
+            root,
+            options.from_git,
+            options.out,
+            any_commit=options.any_commit,
+            metadata_from=options.metadata_from,
+            run_upstream_build=options.run_upstream_build,
+        )
+
+
+def _lock_check(options: argparse.Namespace) -> None:
+    path = _root(options) / "upstream.lock"
+    _load("overlay.deliver.relock").check(path)
+    print(f"{path} is sound")  # noqa: T201
+
+
+def _lock_update(options: argparse.Namespace) -> None:
+    _load("overlay.deliver.relock").update(_root(options) / "upstream.lock", options.releases)
+
+
+def _lock_complete(options: argparse.Namespace) -> None:
+    _load("overlay.deliver.relock").complete(_root(options) / "upstream.lock", options.checkout)

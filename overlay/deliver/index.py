@@ -1,0 +1,88 @@
+"""A static package index over built wheels: pages of the simple repository API as HTML (PEP 503, hashes; PEP 714,
+core metadata)."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from pathlib import Path
+from urllib.parse import quote
+
+from packaging.utils import canonicalize_name
+from simple_repository.model import File, Meta, ProjectDetail, ProjectList, ProjectListElement
+from simple_repository.serializer import SerializerHtmlV1
+
+API_VERSION = "1.0"
+
+
+@dataclass(frozen=True)
+class Product:
+    """A built wheel: its project, local version, file name, sha256, and its METADATA with that file's sha256."""
+
+    project: str
+    version: str
+    file: str
+    sha256: str
+    metadata: bytes
+    metadata_sha256: str
+
+
+def write(folder: Path, products: Iterable[Product]) -> None:
+    """Writes `simple/` into `folder`, where the wheels and their `.metadata` files lie.
+
+    Links are relative, so that any web server, bucket or `file:` address serves it; `+` is escaped, because some
+    object stores take it for a space.
+    """
+    pages: dict[str, list[Product]] = {}
+    for product in products:
+        pages.setdefault(canonicalize_name(product.project), []).append(product)
+    html = SerializerHtmlV1()
+    meta = Meta(API_VERSION)
+    projects = ProjectList(meta, frozenset(ProjectListElement(name) for name in pages))
+    _write(folder / "simple" / "index.html", _sorted(html.serialize_project_list(projects)))
+    for name, listed in pages.items():
+        files = tuple(
+            File(
+                filename=product.file,
+                url=f"../../{quote(product.file)}",
+                hashes={"sha256": product.sha256},
+                requires_python=HeaderParser().parsestr(product.metadata.decode("utf-8")).get("Requires-Python"),
+                dist_info_metadata={"sha256": product.metadata_sha256},
+            )
+            for product in listed
+        )
+        _write(folder / "simple" / name / "index.html", html.serialize_project_page(ProjectDetail(meta, name, files)))
+
+
+def _sorted(page: str) -> str:
+    """The page with its links in order: the serialiser takes a set, whose order differs from run to run."""
+    links = sorted(re.findall(r"^<a .*\n", page, re.MULTILINE))
+    return re.sub(r"^<a .*\n", lambda _: links.pop(0), page, flags=re.MULTILINE)
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+
+
+def constraints(products: Iterable[Product]) -> str:
+    """A constraints file for pip and uv: the exact local version of each wheel, and its hash.
+
+    A constraints file can name one version of a project, so where several were built, the first is active and the
+    others are comments.
+    """
+    rows = [
+        "# Exact local versions and hashes of the wheels beside this file: pip install -c constraints.txt ...",
+    ]
+    active: set[str] = set()
+    for product in products:
+        row = f"{product.project}=={product.version} --hash=sha256:{product.sha256}"
+        if product.project in active:
+            rows.append(
+                f"# {product.project} can be constrained to one version only; to have this one, move the '# ' to "
+                "the other line:"
+            )
+            row = f"# {row}"
+        active.add(product.project)
+        rows.append(row)
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,162 @@
+"""A folder is replaced at once: after a failure or a kill, at any moment, it is as before or as after.
+
+What is to come is made in a sibling folder, together with hard links to everything in the old one that is not ours;
+then the two folders change places in a single system call (renameat2(2) with RENAME_EXCHANGE on Linux, renamex_np(2)
+with RENAME_SWAP on macOS).
+"""
+
+import ctypes
+import errno
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from overlay import cache
+from overlay.errors import OverlayError
+
+
+@contextmanager
+def replaced(target: Path, ours: Callable[[str], bool]) -> Iterator[Path]:
+    """Yields an empty folder; what is in it at the end replaces what was ours in `target`.
+
+    Args:
+        target: the folder to replace; it need not exist.
+        ours: whether a file, by its POSIX path inside `target`, is this project's. All others are left as they are.
+
+    Raises:
+        OverlayError: `target` cannot be replaced: it is no folder, or a mount point, or it or the folder that holds
+            it cannot be written.
+    """
+    target = Path(os.path.realpath(target))
+    name = hashlib.sha256(os.fsencode(target)).hexdigest()[:16]
+    with cache.locked(f"output-{name}"):
+        _check(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for left in target.parent.glob(f".{target.name}.overlay-*"):  # of a run that was killed
+            _retire(left, target, ours)
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.overlay-", dir=target.parent))
+        try:
+            yield staging
+            if target.is_dir():
+                _link_others(target, staging, ours)
+                shutil.copymode(target, staging)
+                _exchange(staging, target)
+            else:
+                staging.chmod(0o777 & ~_umask())
+                staging.rename(target)
+        finally:
+            _retire(staging, target, ours)
+
+
+def check(target: Path) -> None:
+    """Whether `target` can be replaced, asked before work is done for it. Raises OverlayError as `replaced` does."""
+    _check(Path(os.path.realpath(target)))
+
+
+def _check(target: Path) -> None:
+    if target.exists() and not target.is_dir():
+        raise OverlayError(f"expected a folder at {target}, found a file: name another folder with --out")
+    if target.exists() and os.statvfs(target).f_flag & os.ST_RDONLY:
+        raise OverlayError(
+            f"{target}: expected a folder that can be written, found a read-only file system: name another folder "
+            "with --out"
+        )
+    if target == target.parent or os.path.ismount(target):
+        raise OverlayError(
+            f"{target} is a mount point, which cannot be replaced at once: name a folder inside it with --out"
+        )
+    parent = next(folder for folder in target.parents if folder.exists())
+    for folder in (target, parent) if target.exists() else (parent,):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OverlayError(
+                f"{folder}: expected a folder that can be written, found that it cannot: name another folder with --out"
+            )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _link_others(source: Path, staging: Path, ours: Callable[[str], bool], inside: str = "") -> None:
+    """Links everything in `source` that is not ours into `staging`; what the run has made wins."""
+    for entry in os.scandir(source):
+        path = f"{inside}{entry.name}"
+        copy = staging / entry.name
+        if entry.is_dir(follow_symlinks=False):
+            if _only_ours(Path(entry.path), ours, f"{path}/"):
+                continue
+            made = not copy.exists()
+            copy.mkdir(exist_ok=True)
+            _link_others(Path(entry.path), copy, ours, f"{path}/")
+            if made:
+                shutil.copystat(entry.path, copy)
+        elif not ours(path) and not os.path.lexists(copy):
+            _link(Path(entry.path), copy)
+
+
+def _only_ours(folder: Path, ours: Callable[[str], bool], inside: str) -> bool:
+    """Whether `folder` holds something, and nothing but what is ours."""
+    entries = list(os.scandir(folder))
+    return bool(entries) and all(
+        _only_ours(Path(entry.path), ours, f"{inside}{entry.name}/")
+        if entry.is_dir(follow_symlinks=False)
+        else ours(f"{inside}{entry.name}")
+        for entry in entries
+    )
+
+
+def _link(file: Path, copy: Path) -> None:
+    try:
+        os.link(file, copy, follow_symlinks=False)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise OverlayError(
+                f"{file} is on another mount than the folder around it, which can therefore not be replaced at "
+                "once: name another folder with --out"
+            ) from None
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
+            raise
+        shutil.copy2(file, copy, follow_symlinks=False)  # a file system without hard links
+
+
+def _exchange(one: Path, other: Path) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    if sys.platform == "darwin":
+        failed = library.renamex_np(*names, ctypes.c_uint(2))
+    else:
+        here = ctypes.c_int(-100)  # AT_FDCWD; both paths are absolute
+        failed = library.renameat2(here, names[0], here, names[1], ctypes.c_uint(2))
+    if failed:
+        number = ctypes.get_errno()
+        if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV):
+            raise OverlayError(
+                f"{other}: expected a file system that can exchange two folders at once, found one that cannot "
+                f"({os.strerror(number)}): name a folder that is not there yet with --out"
+            )
+        raise OSError(number, os.strerror(number), str(other))
+
+
+def _retire(old: Path, target: Path, ours: Callable[[str], bool], inside: str = "") -> None:
+    """Removes a staging folder, or the old folder after the exchange. What others put into it meanwhile moves to
+    `target`."""
+    if not old.is_dir():
+        return
+    for entry in os.scandir(old):
+        path = f"{inside}{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            _retire(Path(entry.path), target, ours, f"{path}/")
+        elif ours(path) or os.path.lexists(target / path):
+            Path(entry.path).unlink()
+        else:
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            Path(entry.path).rename(target / path)
+    with suppress(OSError):  # a mount point stays
+        old.rmdir()

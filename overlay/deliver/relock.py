@@ -1,0 +1,165 @@
+"""Writes into the lock what a build finds: blob ids before and after each series, revisions, and the sha256 of each
+built wheel."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from overlay.deliver import archive
+from overlay.deliver.apply import Patched, derive
+from overlay.deliver.wheel import Wheel
+from overlay.errors import OverlayError
+from overlay.progress import say
+from overlay.queue import checkout, images, lock, series, source
+from overlay.queue.lock import Exchanged, Location, Package, Release
+
+
+def update(path: Path, requirements: Sequence[str] = ()) -> None:
+    """Brings `files`, `revision` and `built` of the named releases (or all) up to date with their series.
+
+    Where the bytes of a built wheel differ from what the lock names, the revision rises: one version never has two
+    contents.
+
+    Args:
+        path: the lock; `patches/` lies beside it.
+        requirements: `name==version` each; none means all.
+
+    Raises:
+        OverlayError: an artefact or a series is not as it must be; the lock is as it was then.
+    """
+    pins = lock.read(path)
+    chosen = [pins.find(text)[::2] for text in requirements]
+    changes: dict[Location, Any] = {}
+    for name, package in pins.packages.items():
+        for position, release in enumerate(package.releases):
+            if release.series is None or (chosen and (name, release) not in chosen):
+                continue
+            at: Location = ("packages", name, "releases", position)
+            found = (
+                _delivered(path.parent / "patches", name, package, release)
+                if release.use == "deliver"
+                else _tested(path, name, package, release)
+            )
+            known = release.model_dump(by_alias=True)
+            changes |= {
+                (*at, key): value
+                for key, value in found.items()
+                if known[key] != (tuple(value) if isinstance(value, list) else value)
+            }
+    if changes:
+        lock.write(path, changes)
+    for where in changes:
+        say(f"{path.name}: wrote {lock.key(where)}")
+    if not changes:
+        say(f"{path.name} is up to date")
+
+
+def _delivered(patches: Path, name: str, package: Package, release: Release) -> dict[str, Any]:
+    built, sha256 = _build(patches, name, package, release)
+    if release.built is not None and release.built.sha256 != sha256:
+        assert release.revision is not None
+        release = release.model_copy(update={"revision": release.revision + 1})
+        built, sha256 = _build(patches, name, package, release)
+        say(f"{name} {release.version}: the wheel's bytes changed, so its revision rises to {release.revision}")
+    return {
+        "revision": release.revision,
+        "files": _dumped([image.exchanged for image in built.exchanged]),
+        "built": {"file": built.file, "sha256": sha256},
+    }
+
+
+def _build(patches: Path, name: str, package: Package, release: Release) -> tuple[Patched, str]:
+    built = derive(patches, name, package, release)
+    digest = hashlib.sha256()
+    for piece in archive.write(built.members):
+        digest.update(piece)
+    return built, digest.hexdigest()
+
+
+def _tested(path: Path, name: str, package: Package, release: Release) -> dict[str, Any]:
+    wheel = Wheel.read(source.read(name, release.wheel), release.wheel.file)
+    assert release.series is not None
+    queue = series.read(path.parent / "patches" / release.series)
+    made = images.make(queue, package.prefix, lambda file: wheel.member(file).content())
+    return {"files": _dumped([image.exchanged for image in made])}
+
+
+def _dumped(files: Sequence[Exchanged]) -> list[dict[str, str]]:
+    return [file.model_dump() for file in files]
+
+
+def complete(path: Path, folder: Path) -> None:
+    """Completes a commit pin from a checkout that has the commit: full id, the series that fits, blob ids before and
+    after.
+
+    Args:
+        path: the lock; `patches/` lies beside it.
+        folder: the checkout.
+
+    Raises:
+        OverlayError: it is no checkout of a pinned project, lacks the commit, or no single series fits.
+    """
+    pins = lock.read(path)
+    name, package = checkout.project_of(pins, checkout.Checkout.open(folder))
+    if package.commit is None:
+        raise OverlayError(
+            f"{path}: expected a commit pin under packages.{name}, found none: add [packages.{name}.commit] with "
+            "id and verified = false"
+        )
+    at = checkout.Checkout.open(folder, package.commit.id)
+    queue, made = checkout.fitting(path.parent / "patches", name, package, at)
+    where: Location = ("packages", name, "commit")
+    files = _dumped([image.exchanged for image in made])
+    lock.write(
+        path,
+        {
+            (*where, "id"): at.commit,
+            (*where, "verified"): True,
+            (*where, "series"): queue.name,
+            (*where, "files"): files,
+        },
+    )
+    say(f"{path.name}: packages.{name}.commit is {at.commit}, verified; {queue.name} fits")
+
+
+def check(path: Path) -> None:
+    """Whether the lock is sound: its fields, and that it and `patches/` agree. Needs no network and no artefact.
+
+    Raises:
+        OverlayError: the first thing that is not.
+    """
+    pins = lock.read(path)
+    text = lock.read_text(path)
+    used: set[str] = set()
+    for name, package in pins.packages.items():
+        pinned: list[Release | lock.Commit] = [*package.releases, *([package.commit] if package.commit else [])]
+        for position, release in enumerate(pinned):
+            if release.series is None:
+                continue
+            used.add(release.series)
+            at: Location = (
+                ("packages", name, "releases", position)
+                if isinstance(release, Release)
+                else ("packages", name, "commit")
+            )
+            queue = series.read(path.parent / "patches" / release.series)
+            expected = {file.removeprefix(package.prefix) for file in queue.paths("wheel")}
+            if isinstance(release, Release) and release.use == "deliver":
+                expected |= {package.version_file} if package.version_file else set()
+                if release.built is None:
+                    raise OverlayError(
+                        f"{path}:{lock.line(text, at)}: {lock.key(at)}.built: missing: expected the sha256 of the "
+                        "patched wheel: run overlay lock update"
+                    )
+            found = {file.path for file in release.files}
+            if found != expected:
+                differing = min(found ^ expected)
+                what = "no patch changes it" if differing in found else "it is missing"
+                raise OverlayError(
+                    f"{path}:{lock.line(text, (*at, 'files'))}: {lock.key(at)}.files: {differing}: {what}: run "
+                    "overlay lock update"
+                )
+    for folder in sorted((path.parent / "patches").iterdir()):
+        if folder.is_dir() and folder.name not in used:
+            series.read(folder)

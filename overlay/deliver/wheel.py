@@ -1,0 +1,247 @@
+"""Patched wheels: upstream's wheel with some files exchanged and a local version label (PEP 427, PEP 440, the RECORD
+of PEP 376)."""
+
+import base64
+import csv
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from overlay import cache
+from overlay.deliver import archive
+from overlay.errors import OverlayError
+
+_SIGNATURES = ("RECORD.jws", "RECORD.p7s")
+_AUDIT = 1
+"""Raise it when `audit` checks more than it did, so that what it has passed is looked at again."""
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel's members, and the name of the folder that holds its metadata."""
+
+    name: str
+    members: Sequence[archive.Member]
+    dist_info: str
+
+    @classmethod
+    def read(cls, content: bytes, name: str) -> "Wheel":
+        """The wheel in `content`.
+
+        Args:
+            content: the whole file.
+            name: its file name, for messages.
+
+        Raises:
+            OverlayError: it is no archive that a wheel may be (see `archive.read`), or has not exactly one
+                `.dist-info` folder with METADATA, WHEEL and a RECORD that names every member, or signatures, which
+                would not survive an exchange.
+        """
+        members = archive.read(content, name)
+        folders = {
+            member.name.partition("/")[0] for member in members if member.name.partition("/")[0].endswith(".dist-info")
+        }
+        if len(folders) != 1:
+            raise OverlayError(
+                f"{name}: expected one .dist-info folder, found {', '.join(sorted(folders)) or 'none'}: this is no "
+                "wheel"
+            )
+        wheel = cls(name, members, folders.pop())
+        names = {member.name for member in members}
+        for needed in ("METADATA", "WHEEL", "RECORD"):
+            if f"{wheel.dist_info}/{needed}" not in names:
+                raise OverlayError(
+                    f"{name}: expected {wheel.dist_info}/{needed}, found no such member: this wheel is not "
+                    "complete, do not use it"
+                )
+        for signature in _SIGNATURES:
+            if f"{wheel.dist_info}/{signature}" in names:
+                raise OverlayError(
+                    f"{name}: found the signature {signature}: expected none, it would not hold for the patched wheel"
+                )
+        recorded: set[str] = set()
+        for listed, _, _ in wheel.record():
+            if listed in recorded or listed not in names:
+                what = "doubled" if listed in recorded else "not there"
+                raise OverlayError(
+                    f"{name}: RECORD names {listed}, which is {what}: expected each member once, do not use this file"
+                )
+            recorded.add(listed)
+        missing = names.difference(recorded)
+        if missing:
+            raise OverlayError(
+                f"{name}: member {min(missing)} is not in RECORD: expected every member there, do not use this file"
+            )
+        return wheel
+
+    @property
+    def version(self) -> str:
+        """The version in the name of the metadata folder."""
+        return self.dist_info.removesuffix(".dist-info").partition("-")[2]
+
+    @property
+    def tag(self) -> str:
+        """The compatibility tag in the file name: `py3-none-any`."""
+        return "-".join(self.name.removesuffix(".whl").split("-")[-3:])
+
+    def member(self, path: str) -> archive.Member:
+        """The member at `path`. Raises OverlayError where there is none."""
+        for member in self.members:
+            if member.name == path:
+                return member
+        raise OverlayError(
+            f"{self.name}: expected {path}, found no such member: the lock or the series is for another release"
+        )
+
+    def record(self) -> list[list[str]]:
+        """The rows of RECORD: path, hash, size."""
+        text = self.member(f"{self.dist_info}/RECORD").content().decode("utf-8")
+        rows = [row for row in csv.reader(io.StringIO(text)) if row]
+        for row in rows:
+            if len(row) != 3:
+                raise OverlayError(
+                    f"{self.name}: RECORD: expected three fields in each row, found {row}: do not use this file"
+                )
+        return rows
+
+
+def audit(wheel: Wheel, content: bytes, sha256: str) -> None:
+    """Checks every member against RECORD, once for each sha256: what has passed is noted in the user's cache folder.
+
+    Raises:
+        OverlayError: a member is not what RECORD says.
+    """
+    note = cache.folder() / "audited" / f"{sha256}-{_AUDIT}"
+    if note.is_file():
+        return
+    import zipfile
+
+    from installer.sources import WheelFile
+
+    with zipfile.ZipFile(io.BytesIO(content)) as opened:
+        opened.filename = wheel.name
+        try:
+            WheelFile(opened).validate_record(validate_contents=True)
+        except (ValueError, zipfile.BadZipFile, OSError) as error:
+            first = next(iter(getattr(error, "issues", ())), str(error))
+            raise OverlayError(
+                f"{wheel.name}: expected RECORD to tell the truth, found: {first}: do not use this file"
+            ) from None
+    cache.make(note.parent)
+    note.touch()
+
+
+def relabelled(path: str, content: bytes, version: str, local_version: str) -> bytes:
+    """A source file whose line `__version__ = "…"` says the local version, with the notice that section 4(b) of the
+    Apache licence asks for.
+
+    Raises:
+        OverlayError: there is not exactly one such line with this version.
+    """
+    pattern = re.compile(rb'^__version__ = "' + re.escape(version.encode()) + rb'"$', re.MULTILINE)
+    found = len(pattern.findall(content))
+    if found != 1:
+        raise OverlayError(
+            f'{path}: expected one line __version__ = "{version}", found {found}: the lock names another file or '
+            "release"
+        )
+    return pattern.sub(
+        f'__version__ = "{local_version}"  # changed by modeling-overlay: the version label'.encode(), content
+    )
+
+
+def patched(wheel: Wheel, files: Mapping[str, bytes], version: str, local_version: str) -> list[archive.Member]:
+    """The members of the patched wheel: `files` exchanged, the version label in METADATA, the folder name and RECORD;
+    all else as it was.
+
+    Args:
+        wheel: upstream's.
+        files: new contents by path in the wheel.
+        version: upstream's version.
+        local_version: the one with the local version label.
+
+    Raises:
+        OverlayError: a file is not in the wheel, or METADATA does not say `version`.
+    """
+    metadata = f"{wheel.dist_info}/METADATA"
+    contents = dict(files)
+    contents[metadata] = _with_version(wheel, version, local_version)
+    for path in contents:
+        wheel.member(path)
+    folder = f"{wheel.dist_info.removesuffix(f'-{version}.dist-info')}-{local_version}.dist-info"
+
+    def moved(path: str) -> str:
+        return (
+            f"{folder}/{path.removeprefix(f'{wheel.dist_info}/')}" if path.startswith(f"{wheel.dist_info}/") else path
+        )
+
+    rows = [
+        _row(moved(row[0]), contents[row[0]]) if row[0] in contents else [moved(row[0]), *row[1:]]
+        for row in wheel.record()
+    ]
+    contents[f"{wheel.dist_info}/RECORD"] = _record(rows)
+    return [
+        (member.exchanged(contents[member.name]) if member.name in contents else member).renamed(moved(member.name))
+        for member in wheel.members
+    ]
+
+
+def with_tree(wheel: Wheel, files: Mapping[str, bytes]) -> Wheel:
+    """A wheel of other files with the metadata of `wheel`: what has the same content there is taken over, what is new
+    is stored."""
+    known = {member.name: member for member in wheel.members}
+    members = []
+    for path, content in files.items():
+        member = known.get(path)
+        same = member is not None and member.size == len(content) and member.content() == content
+        members.append(member if member is not None and same else archive.stored(path, content))
+    members += [member for member in wheel.members if member.name.startswith(f"{wheel.dist_info}/")]
+    record = f"{wheel.dist_info}/RECORD"
+    rows = [
+        [member.name, "", ""] if member.name == record else _row(member.name, member.content()) for member in members
+    ]
+    return replace(
+        wheel, members=[member.exchanged(_record(rows)) if member.name == record else member for member in members]
+    )
+
+
+def _row(path: str, content: bytes) -> list[str]:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode("ascii")
+    return [path, f"sha256={digest}", str(len(content))]
+
+
+def _record(rows: Iterable[Sequence[str]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode("utf-8")
+
+
+def _with_version(wheel: Wheel, version: str, local_version: str) -> bytes:
+    content = wheel.member(f"{wheel.dist_info}/METADATA").content()
+    header, separator, body = content.partition(b"\n\n")
+    pattern = re.compile(rb"^Version: (.*)$", re.MULTILINE)
+    found = [value.decode("utf-8", "replace").strip() for value in pattern.findall(header)]
+    if found != [version] or not wheel.dist_info.endswith(f"-{version}.dist-info"):
+        raise OverlayError(
+            f"{wheel.name}: expected Version: {version} in {wheel.dist_info}/METADATA, found "
+            f"{', '.join(found) or 'none'}: this wheel is of another release"
+        )
+    return pattern.sub(f"Version: {local_version}".encode(), header) + separator + body
+
+
+def metadata_of(members: Sequence[archive.Member]) -> bytes:
+    """The content of METADATA among the members of a wheel."""
+    return next(member for member in members if re.fullmatch(r"[^/]+\.dist-info/METADATA", member.name)).content()
+
+
+def save(members: Sequence[archive.Member], file: Path) -> str:
+    """Writes a new wheel and returns its sha256."""
+    digest = hashlib.sha256()
+    with file.open("xb") as target:
+        for piece in archive.write(members):
+            digest.update(piece)
+            target.write(piece)
+    return digest.hexdigest()

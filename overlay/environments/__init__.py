@@ -1,0 +1,215 @@
+"""The Python environments that the commands run in, made from pins files on first use.
+
+An environment is a venv in the cache folder, named by a hash over everything that went into it. It is complete or it
+is not there: its marker is written last, and one without a marker is removed and made again. Standard library only,
+because this runs before anything is installed; what only the making needs is imported there, because every command
+comes through here.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from overlay import cache
+from overlay.errors import OverlayError
+from overlay.progress import say
+
+FORMAT = 1
+"""Raise it when an environment made by an older version of this module must not be used again."""
+
+MARKER = "complete"
+
+
+def names() -> list[str]:
+    """The environments there are: one pins file each."""
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.txt"))
+
+
+def pins(name: str) -> Path:
+    """The pins file of an environment. Its first line is a comment for the user: what it holds, how long it takes.
+
+    Raises:
+        OverlayError: there is no such environment.
+    """
+    if name not in names():
+        raise OverlayError(f"there is no environment {name!r}: expected one of {', '.join(names())}")
+    return Path(__file__).with_name(f"{name}.txt")
+
+
+def python(name: str) -> Path:
+    """The interpreter of the environment `name`, which is made if it is not there.
+
+    Raises:
+        OverlayError: there is no such environment, or it cannot be made.
+    """
+    requirements = pins(name)
+    home = cache.folder() / "environments" / f"{name}-{_digest(*_texts(requirements))}"
+    if not (home / MARKER).is_file():
+        with cache.locked(home.name):
+            if not (home / MARKER).is_file():
+                _make(name, requirements, home)
+    return home / "bin" / "python"
+
+
+def variant(*requirements: Path | str) -> Path:
+    """A folder with wheels in it, for `PYTHONPATH`: what is in it comes before what an environment has.
+
+    So one installation of torch serves every build of transformers.
+
+    Args:
+        requirements: a wheel's file, known by its bytes, or an exact pin (`"tokenizers==0.22.2"`). Nothing that they
+            require comes with them.
+
+    Raises:
+        OverlayError: a wheel cannot be read, or pip does not take it.
+    """
+    import hashlib
+
+    found = []
+    for requirement in requirements:
+        if isinstance(requirement, str):
+            found.append(requirement)
+            continue
+        try:
+            with requirement.open("rb") as stream:
+                found.append(hashlib.file_digest(stream, "sha256").hexdigest())
+        except OSError as error:
+            raise OverlayError(f"the wheel {requirement} cannot be read ({error.strerror})") from error
+    home = cache.folder() / "variants" / _digest(*found)
+    if not home.is_dir():
+        with cache.locked(f"variant-{home.name}"):
+            if not home.is_dir():
+                _install([str(item.resolve() if isinstance(item, Path) else item) for item in requirements], home)
+    return home
+
+
+def remember(name: str, interpreter: Path) -> None:
+    """Write down where an environment lies, for the scripts, which read it without starting Python.
+
+    A note has in it the format, the interpreter, the caller's `$PYTHON`, and from there to the end all pins files. The
+    scripts use no note that does not agree with what they see, or that leads nowhere.
+    """
+    folder = Path(__file__).parent
+    files = [*sorted(folder.glob("*.txt")), *sorted(folder.glob("*/*.txt"))]
+    head = f"environment {FORMAT}\n{interpreter}\n{os.environ.get('PYTHON', '')}\n"
+    text = head + "".join(path.read_text("utf-8") for path in files)
+    note = cache.folder() / "environments" / name
+    try:
+        if not note.is_file() or note.read_text("utf-8") != text:
+            _write(note, text)
+    except OverlayError:
+        return  # without a note the next command takes a little longer, no more
+
+
+def _texts(requirements: Path) -> Iterator[str]:
+    """A pins file's text, and that of each that it names with `-r` or `-c`."""
+    text = requirements.read_text("utf-8")
+    yield text
+    for line in text.splitlines():
+        if line.startswith(("-r ", "-c ")):
+            yield from _texts(requirements.parent / line[2:].strip())
+
+
+def _digest(*parts: str) -> str:
+    """16 hex digits that stand for `parts`, as installed by this interpreter on this system."""
+    import hashlib
+
+    system = (str(FORMAT), sys.version, sys.platform, os.uname().machine, str(_base()))
+    return hashlib.sha256("\0".join((*system, *parts)).encode()).hexdigest()[:16]
+
+
+def _base() -> Path:
+    """The interpreter to make environments from: not a venv's own, and not a name that may come to mean another."""
+    return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
+
+
+def _make(name: str, requirements: Path, home: Path) -> None:
+    """Make an environment; the caller holds its lock."""
+    import importlib.util
+    import time
+
+    started = time.monotonic()
+    if not all(map(importlib.util.find_spec, ("venv", "ensurepip"))):
+        raise OverlayError(
+            f"{_base()} cannot make environments, it has no venv or no ensurepip module: install it "
+            f"(on Debian and Ubuntu the package python3-venv), or set PYTHON to a complete Python 3.11 or later"
+        )
+    cache.make(home.parent)
+    about = requirements.read_text("utf-8").splitlines()[0].lstrip("# ")
+    say(f"making the environment {name} ({about}) in {home}")
+    _remove(home)
+    log = _beside(home, "log")
+    _run(f"the environment {name}", [str(_base()), "-m", "venv", str(home)], log)
+    command = [str(home / "bin" / "python"), "-m", "pip", "install", *_PIP, "--requirement", str(requirements)]
+    _run(f"the environment {name}", command, log)
+    _write(home / MARKER, "\n".join(_texts(requirements)))
+    log.unlink(missing_ok=True)
+    say(f"made the environment {name} in {time.monotonic() - started:.0f} s")
+
+
+def _install(requirements: Sequence[str], home: Path) -> None:
+    """Install wheels into a folder of their own; the caller holds its lock."""
+    what = " and ".join(Path(requirement).name for requirement in requirements)
+    cache.make(home.parent)
+    say(f"installing {what} (about 10 s) in {home}")
+    draft = _beside(home, "part")
+    _remove(draft)
+    log = _beside(home, "log")
+    options = ("--no-deps", "--no-compile", "--target", str(draft))
+    _run(what, [sys.executable, "-m", "pip", "install", *_PIP, *options, *requirements], log)
+    draft.rename(home)
+    log.unlink(missing_ok=True)
+
+
+_PIP = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+
+
+def _run(what: str, command: Sequence[str], log: Path) -> None:
+    """Run a command with its output in `log`.
+
+    Raises:
+        OverlayError: it did not succeed; says what pip said last, and where the rest is.
+    """
+    import subprocess
+
+    try:
+        with log.open("wb") as output:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)  # noqa: S603 - no shell
+        if done.returncode == 0:
+            return
+        said = log.read_text("utf-8", "replace")
+    except OSError as error:
+        raise OverlayError(f"{what} cannot be made in {log.parent}: {error.strerror or error}") from error
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+    reason = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1])
+    if any(sign in said for sign in ("connection broken by", "Failed to establish a new connection", "ProxyError")):
+        reason = "no package index could be reached; check the network and pip's own configuration (pip config list)"
+    raise OverlayError(f"{what} cannot be made: {reason.removeprefix('ERROR: ')}; all that was said is in {log}")
+
+
+def _remove(path: Path) -> None:
+    """Remove what an earlier run left half made."""
+    import shutil
+
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OverlayError(f"{path} is half made and cannot be removed: {error.strerror or error}") from error
+
+
+def _beside(path: Path, ending: str) -> Path:
+    """A path for what belongs to `path`; the dots in an environment's name are no suffixes."""
+    return path.with_name(f"{path.name}.{ending}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a whole file or none, so that a marker is never seen half written."""
+    draft = _beside(path, f"{os.getpid()}.part")
+    try:
+        draft.write_bytes(os.fsencode(text))
+        draft.replace(path)
+    except OSError as error:
+        raise OverlayError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,41 @@
+"""Progress of long steps: a bar on a terminal, plain lines elsewhere. All of it goes to stderr."""
+
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+
+def say(text: str) -> None:
+    """One plain line."""
+    sys.stderr.write(f"overlay: {text}\n")
+    sys.stderr.flush()
+
+
+class Progress:
+    """Progress of one step over `total` units (bytes by default).
+
+    On a terminal it is a bar of tqdm's (imported only there); elsewhere one line when it starts.
+    """
+
+    def __init__(self, what: str, total: int, unit: str = "B") -> None:
+        self._bar: Any = None
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, desc=what, unit=unit, unit_scale=True, leave=False)
+        else:
+            say(f"{what}: {total / 1e6:.1f} MB" if unit == "B" else f"{what}: {total} {unit}")
+
+    def advance(self, units: int) -> None:
+        """`units` more are done."""
+        if self._bar is not None:
+            self._bar.update(units)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()

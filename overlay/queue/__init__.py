@@ -1,0 +1,1 @@
+"""The patch queue: the lock, the artefacts that it pins, and the series of patches over them."""

@@ -1,0 +1,136 @@
+"""A git checkout of an upstream project, read through git: what is committed, never the files in the user's work
+tree."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlay.errors import OverlayError
+from overlay.queue import git, images, series
+from overlay.queue.lock import Lock, Package, relative_path
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A checkout and one of its commits (40 hex digits)."""
+
+    folder: Path
+    commit: str
+
+    @classmethod
+    def open(cls, folder: Path, revision: str = "HEAD") -> "Checkout":
+        """The checkout at `folder`, at `revision`: HEAD or a commit id, which may be abbreviated.
+
+        Raises:
+            OverlayError: there is no git repository, git distrusts it, or it has no such commit.
+        """
+        if not folder.is_dir():
+            raise OverlayError(f"expected a git checkout at {folder}, found no folder: name the folder of one")
+        found = git.run("rev-parse", "--git-dir", folder=folder)
+        if found.returncode != 0:
+            said = found.stderr.decode("utf-8", "replace").removeprefix("fatal: ").partition("\n")[0]
+            raise OverlayError(f"expected a git checkout at {folder}, found none ({said}): name the folder of one")
+        # An id as git describe writes it is always a commit's, even where a branch has the id for its name.
+        name = revision if revision == "HEAD" else f"commit-0-g{revision}"
+        done = git.run("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}", folder=folder)
+        if done.returncode != 0:
+            raise OverlayError(
+                f"{folder}: expected the commit {revision}, found no such commit: fetch it first, or name another "
+                "checkout"
+            )
+        return cls(folder, done.stdout.decode("ascii").strip())
+
+    def read(self, path: str) -> bytes:
+        """The content of the file `path` at the commit. Raises OverlayError where there is none."""
+        done = git.run("cat-file", "blob", f"{self.commit}:{path}", folder=self.folder)
+        if done.returncode != 0:
+            raise OverlayError(
+                f"{self.folder}: expected {path} at {self.commit[:12]}, found no such file: this is another "
+                "project or another time of it"
+            )
+        return done.stdout
+
+    def has(self, path: str) -> bool:
+        """Whether the commit has a file or folder at `path`."""
+        return git.run("cat-file", "-e", f"{self.commit}:{path}", folder=self.folder).returncode == 0
+
+    def files(self, folder: str) -> dict[str, bytes]:
+        """Every regular file under `folder` ("" for the root) at the commit, by its path from the root.
+
+        Raises:
+            OverlayError: a path is not safe to unpack (`relative_path`), or an entry is a link or a submodule.
+        """
+        listing = git.run(
+            "ls-tree", "-r", "-z", "--full-tree", self.commit, "--", *filter(None, [folder]), folder=self.folder
+        ).stdout.decode("utf-8")
+        found: dict[str, bytes] = {}
+        for row in filter(None, listing.split("\0")):
+            mode, _, path = row.partition("\t")
+            if not mode.startswith("100"):
+                raise OverlayError(
+                    f"{self.folder}: {path}: expected a regular file, found mode {mode[:6]}: a wheel can hold no "
+                    "links and no submodules"
+                )
+            found[relative_path(path)] = b""
+        return dict(zip(found, self._contents(found), strict=True))
+
+    def _contents(self, paths: Iterable[str]) -> list[bytes]:
+        wanted = "".join(f"{self.commit}:{path}\n" for path in paths)
+        stream = git.run("cat-file", "--batch", folder=self.folder, stdin=wanted.encode("utf-8")).stdout
+        contents, position = [], 0
+        while position < len(stream):
+            end = stream.index(b"\n", position)
+            size = int(stream[position:end].rsplit(b" ", 1)[1])
+            contents.append(stream[end + 1 : end + 1 + size])
+            position = end + 2 + size
+        return contents
+
+    def changed(self, paths: Iterable[str]) -> list[str]:
+        """Which of `paths` differ in the user's work tree from the commit."""
+        specs = [f":(top,literal){path}" for path in paths]  # from the root, wherever in the checkout `folder` is
+        done = git.run("diff", "--name-only", "-z", self.commit, "--", *specs, folder=self.folder)
+        return [path for path in done.stdout.decode("utf-8").split("\0") if path]
+
+
+def project_of(lock: Lock, checkout: Checkout) -> tuple[str, Package]:
+    """Which of the pinned projects this is a checkout of. Raises OverlayError where it is none of them."""
+    for name, package in lock.packages.items():
+        if checkout.has(f"{package.prefix}{name}/__init__.py"):
+            return name, package
+    looked = ", ".join(f"{package.prefix}{name}" for name, package in lock.packages.items())
+    raise OverlayError(
+        f"{checkout.folder}: expected a checkout of one of {', '.join(lock.packages)}, found none of {looked}: "
+        "name the root of one"
+    )
+
+
+def fitting(
+    patches: Path, project: str, package: Package, checkout: Checkout
+) -> tuple[series.Series, list[images.Image]]:
+    """The one series of the project that fits the commit, and its images.
+
+    Raises:
+        OverlayError: none fits (says why each does not), or more than one.
+    """
+    fits: list[tuple[series.Series, list[images.Image]]] = []
+    reasons: list[str] = []
+    for folder in sorted(
+        folder for folder in patches.iterdir() if re.fullmatch(rf"{re.escape(project)}-[0-9.-]+", folder.name)
+    ):
+        queue = series.read(folder)
+        try:
+            fits.append((queue, images.make(queue, package.prefix, lambda path: checkout.read(package.prefix + path))))
+        except OverlayError as error:
+            reasons.append(str(error))
+    if len(fits) == 1:
+        return fits[0]
+    if not fits:
+        raise OverlayError(
+            f"{checkout.folder} at {checkout.commit[:12]}: expected one series that fits, found none: "
+            f"{'; '.join(reasons) or 'there is no series of this project'}"
+        )
+    raise OverlayError(
+        f"{checkout.folder} at {checkout.commit[:12]}: expected one series that fits, found "
+        f"{', '.join(queue.name for queue, _ in fits)}: narrow one of them"
+    )

@@ -1,0 +1,481 @@
+"""`upstream.lock`: what is pinned, and what each pin becomes.
+
+The only module that knows the form of the file. The file is TOML (https://toml.io/en/v1.0.0), versioned by its key
+`version`. Reading checks every field against a typed model; writing replaces values in place, so that comments and
+order stay.
+"""
+
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from overlay.errors import OverlayError
+
+FORMAT = 1
+Location = tuple[str | int, ...]
+"""Where a value is in the file, as keys and positions: `("packages", "transformers", "releases", 0, "wheel")`."""
+
+
+def _public_version(text: str) -> str:
+    try:
+        version = Version(text)
+    except InvalidVersion:
+        raise ValueError("expected a version as PEP 440 has it, such as 5.14.1") from None
+    if str(version) != text or version.local is not None:
+        raise ValueError("expected a public version in its normal form (PEP 440), such as 5.14.1")
+    return text
+
+
+def relative_path(text: str) -> str:
+    """`text`, if it is a plain relative POSIX path: no `..`, no `.git`, no drive, no backslash, no control character.
+
+    Raises:
+        ValueError: it is not.
+    """
+    parts = text.split("/")
+    if (
+        not text
+        or any(part in ("", ".", "..") or part.lower() == ".git" for part in parts)
+        or re.search(r"[\x00-\x1f\x7f\\:]", text)
+    ):
+        raise ValueError("expected a relative path without '..', '.git', ':' or a backslash")
+    return text
+
+
+def _folder_prefix(text: str) -> str:
+    if text:
+        if not text.endswith("/"):
+            raise ValueError("expected a path prefix that ends in '/', or nothing")
+        relative_path(text[:-1])
+    return text
+
+
+def _file_name(text: str) -> str:
+    if "/" in text:
+        raise ValueError("expected a file name without a folder")
+    return relative_path(text)
+
+
+PublicVersion = Annotated[str, AfterValidator(_public_version)]
+RelativePath = Annotated[str, AfterValidator(relative_path)]
+FileName = Annotated[str, AfterValidator(_file_name)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+BlobId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+CommitId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{7,40}$")]
+SeriesName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*-[0-9]+(\.[0-9]+)*(-[0-9]+(\.[0-9]+)*)?$")]
+ProjectName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        alias_generator=lambda name: name.replace("_", "-"),
+    )
+
+
+class Artefact(_Table):
+    """A file on a package index: its name, its size in bytes and its sha256."""
+
+    file: FileName
+    size: Annotated[int, Field(gt=0)]
+    sha256: Sha256
+
+
+class Built(_Table):
+    """A wheel that this project builds: its name and its sha256."""
+
+    file: FileName
+    sha256: Sha256
+
+
+class Exchanged(_Table):
+    """A file of the wheel that is exchanged, with its git blob ids before and after (40 hex digits, SHA-1 object
+    format)."""
+
+    path: RelativePath
+    before: BlobId
+    after: BlobId
+
+
+class Release(_Table):
+    """One version of an upstream package.
+
+    `use` is `deliver` for a release that is patched and delivered, `test` for one that only tests look at.
+    `revision` is the number in the local version label: it rises whenever the bytes of the built wheel would change.
+    """
+
+    version: PublicVersion
+    use: Literal["deliver", "test"]
+    series: SeriesName | None = None
+    revision: Annotated[int, Field(ge=1)] | None = None
+    wheel: Artefact
+    sdist: Artefact | None = None
+    built: Built | None = None
+    files: Annotated[tuple[Exchanged, ...], Field(strict=False)] = ()
+
+    @property
+    def local_version(self) -> str:
+        """The version of the patched wheel, with the local version label of PEP 440: `5.14.1+overlay.1`."""
+        return f"{self.version}+overlay.{self.revision}"
+
+
+class Commit(_Table):
+    """A commit of the git repository. Not `verified`: the id may be abbreviated, and nobody with a checkout has
+    completed it."""
+
+    id: CommitId
+    verified: bool
+    series: SeriesName | None = None
+    files: Annotated[tuple[Exchanged, ...], Field(strict=False)] = ()
+
+
+class Package(_Table):
+    """An upstream project: path in its git tree = `prefix` + path in its wheel."""
+
+    repository: Annotated[str, StringConstraints(pattern=r"^https://[^\s]+$")]
+    prefix: Annotated[str, AfterValidator(_folder_prefix)] = ""
+    version_file: RelativePath | None = None
+    commit: Commit | None = None
+    releases: Annotated[tuple[Release, ...], Field(strict=False)]
+
+
+class Lock(_Table):
+    """The whole file."""
+
+    version: Annotated[int, Field(ge=FORMAT, le=FORMAT)]  # a Literal would take true and 1.0 for 1
+    packages: dict[ProjectName, Package]
+
+    def deliveries(self) -> Iterator[tuple[str, Package, Release]]:
+        """Every release that is patched and delivered, in the order of the file."""
+        for name, package in self.packages.items():
+            for release in package.releases:
+                if release.use == "deliver":
+                    yield name, package, release
+
+    def find(self, requirement: str, *, use: str | None = None) -> tuple[str, Package, Release]:
+        """The pinned release that `requirement` (`name==version`) names.
+
+        Raises:
+            OverlayError: it is not of that form, or no such release is pinned.
+        """
+        name, separator, version = requirement.partition("==")
+        wanted = canonicalize_name(name)
+        pins = [
+            (known, package, release)
+            for known, package in self.packages.items()
+            for release in package.releases
+            if use in (None, release.use)
+        ]
+        for known, package, release in pins:
+            if separator and canonicalize_name(known) == wanted and release.version == version:
+                return known, package, release
+        listed = ", ".join(f"{known}=={release.version}" for known, _, release in pins)
+        raise OverlayError(
+            f"expected one of the pinned releases ({listed}), found {requirement!r}: name one of these, or pin it "
+            "in upstream.lock"
+        )
+
+
+@dataclass(frozen=True)
+class _Problem(Exception):
+    where: Location
+    what: str
+
+
+def key(where: Location) -> str:
+    """`where` as people write it: `packages.transformers.releases[0].wheel`."""
+    text = ""
+    for part in where:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text or "(the whole file)"
+
+
+def parse(text: str, source: str = "upstream.lock") -> Lock:
+    """The lock that `text` holds.
+
+    Args:
+        text: the file's content.
+        source: its name, for messages.
+
+    Raises:
+        OverlayError: it is no TOML, has an unknown, doubled, missing or ill-formed key, or contradicts itself. The
+            message names the key and the line.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise OverlayError(f"{source}: {_toml_problem(text, error)}: mend that line") from None
+    found = data.get("version")
+    if isinstance(found, int) and not isinstance(found, bool) and found > FORMAT:
+        raise OverlayError(
+            f"{source}:{line(text, ('version',))}: version: expected {FORMAT}, found {found}: this lock is from a "
+            "newer modeling-overlay, update this one"
+        )
+    try:
+        lock = Lock.model_validate(data)
+        _check(lock)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where: Location = tuple(part for part in first["loc"] if part != "[key]")
+        raise OverlayError(f"{source}:{line(text, where)}: {key(where)}: {_pydantic_problem(dict(first))}") from None
+    except _Problem as problem:
+        raise OverlayError(f"{source}:{line(text, problem.where)}: {key(problem.where)}: {problem.what}") from None
+    return lock
+
+
+def read(path: Path) -> Lock:
+    """The lock in the file `path`. Raises OverlayError as `parse` does, and where the file cannot be read."""
+    return parse(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of the file `path`. Raises OverlayError where it cannot be read or is not UTF-8."""
+    try:
+        return path.read_bytes().decode("utf-8")  # as it is: `write` must leave line ends alone
+    except FileNotFoundError:
+        raise OverlayError(
+            f"expected the lock at {path}, found no such file: run from a checkout, or name it with --root"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise OverlayError(
+            f"{path}: expected UTF-8, found the byte 0x{error.object[error.start]:02x} at offset {error.start}: "
+            "restore the file"
+        ) from None
+
+
+def write(path: Path, changes: Mapping[Location, Any]) -> Lock:
+    """Sets the values at the given locations and leaves every other character of the file as it is; None removes a key.
+
+    The new text is checked before it replaces the old one, at once (`os.replace`), so a failure leaves the file as it
+    was.
+
+    Raises:
+        OverlayError: what would be written is no sound lock.
+    """
+    import tomlkit  # only writers need it
+
+    document = tomlkit.parse(read_text(path))
+    for where, value in changes.items():
+        table: Any = document
+        for part in where[:-1]:
+            table = table[part]
+        if value is None:
+            table.pop(where[-1], None)
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            _put(table, where[-1], _array(value))
+        elif isinstance(value, Mapping):
+            _put(table, where[-1], _inline(value))
+        else:
+            _put(table, where[-1], value)
+    text = tomlkit.dumps(document)
+    lock = parse(text, str(path))
+    temporary = path.resolve().with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(text.encode("utf-8"))
+        shutil.copymode(path, temporary)
+        temporary.replace(path.resolve())
+    finally:
+        temporary.unlink(missing_ok=True)
+    return lock
+
+
+def _put(table: Any, name: str | int, value: Any) -> None:
+    """Sets a value; a new one goes before the blank lines and comments at the end, which belong to the table that
+    follows."""
+    behind = []
+    if name not in table:
+        body = table.value.body
+        while body and body[-1][0] is None:
+            behind.append(body.pop()[1])
+    table[name] = value
+    for item in reversed(behind):
+        table.add(item)
+
+
+def _inline(value: Mapping[str, Any]) -> Any:
+    import tomlkit
+
+    table = tomlkit.inline_table()
+    table.update(value)
+    return table
+
+
+def _array(values: Sequence[Mapping[str, Any]]) -> Any:
+    import tomlkit
+
+    array = tomlkit.array()
+    for value in values:
+        array.add_line(_inline(value), indent="  ")
+    return array.multiline(True) if not values else _closed(array)
+
+
+def _closed(array: Any) -> Any:
+    array.add_line(indent="")
+    return array
+
+
+def line(text: str, where: Location) -> int:
+    """The line (from 1) at which the value at `where` stands, or else the nearest table around it that is there.
+
+    No TOML library keeps positions, so a marker is put in the value's place in a copy and looked up in the text that
+    results.
+    """
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+    from tomlkit.items import AoT, Table
+
+    marker = "\N{POSITION INDICATOR}here\N{POSITION INDICATOR}"
+    for length in range(len(where), 0, -1):
+        try:
+            document: Any = tomlkit.parse(text)
+            table: Any = document
+            for part in where[: length - 1]:
+                table = table[part]
+            item = table[where[length - 1]]
+            if isinstance(item, AoT):
+                item = item[0]
+            if isinstance(item, Table) and item.is_super_table():
+                continue
+            if isinstance(item, Table):
+                item.comment(marker)
+            else:
+                table[where[length - 1]] = marker
+            marked = tomlkit.dumps(document)
+        except (TOMLKitError, LookupError, TypeError):
+            continue
+        if marker in marked:
+            return marked[: marked.index(marker)].count("\n") + 1
+    return 1
+
+
+def _toml_problem(text: str, error: tomllib.TOMLDecodeError) -> str:
+    at = re.search(r"\(at line (\d+), column \d+\)", str(error))
+    if at is None:
+        return str(error)
+    number = int(at[1])
+    lines = text.splitlines()
+    content = lines[number - 1].strip() if number <= len(lines) else ""
+    found = content if content.startswith("[") else content.partition("=")[0].strip()
+    what = "a key or table that is there already" if "overwrite" in str(error) or "twice" in str(error) else "no TOML"
+    return f"line {number}: {found}: {what} ({str(error).replace(at[0], '').strip()})"
+
+
+def _pydantic_problem(error: Mapping[str, Any]) -> str:
+    kind, found = error["type"], error["input"]
+    if kind == "extra_forbidden":
+        return "unknown key: take it out, or update modeling-overlay"
+    if kind == "missing":
+        return "missing: expected a value for this key"
+    if kind == "value_error":
+        return f"{error['ctx']['error']}, found {found!r}"
+    shown = repr(found)
+    if kind == "string_pattern_mismatch":
+        expected = {
+            r"^[0-9a-f]{64}$": "a sha256 of 64 hex digits",
+            r"^[0-9a-f]{40}$": "a git blob id of 40 hex digits",
+            r"^[0-9a-f]{7,40}$": "a git commit id of 7 to 40 hex digits",
+        }.get(error["ctx"]["pattern"], f"text like {error['ctx']['pattern']}")
+        return f"expected {expected}, found {shown}"
+    return f"{str(error['msg']).replace('Input should be', 'expected')}, found {shown}"
+
+
+def _check(lock: Lock) -> None:
+    """What no single field shows. Raises _Problem."""
+    for name, package in lock.packages.items():
+        at: Location = ("packages", name)
+        if package.commit is not None:
+            _check_commit(package.commit, (*at, "commit"))
+        seen: set[str] = set()
+        for position, release in enumerate(package.releases):
+            here = (*at, "releases", position)
+            if release.version in seen:
+                raise _Problem((*here, "version"), f"{release.version} is pinned twice: keep one of the two")
+            seen.add(release.version)
+            _check_release(name, release, here)
+
+
+def _check_commit(commit: Commit, at: Location) -> None:
+    if commit.verified:
+        if len(commit.id) != 40:
+            raise _Problem(
+                (*at, "id"),
+                f"expected the full id (40 hex digits) of a verified commit, found {commit.id!r}: run overlay lock "
+                "complete",
+            )
+        if commit.series is None or not commit.files:
+            raise _Problem(
+                (*at, "verified"),
+                "expected a series and files for a verified commit, found none: run overlay lock complete",
+            )
+    elif commit.series is not None or commit.files:
+        raise _Problem(
+            (*at, "verified"), "expected no series and no files for an unverified commit: run overlay lock complete"
+        )
+    _check_files(commit.files, at)
+
+
+def _check_release(name: str, release: Release, at: Location) -> None:
+    _check_wheel_name(name, release.wheel.file, release.version, (*at, "wheel", "file"))
+    if release.sdist is not None:
+        try:
+            found, version = parse_sdist_filename(release.sdist.file)
+        except InvalidSdistFilename as error:
+            raise _Problem((*at, "sdist", "file"), str(error)) from None
+        if found != canonicalize_name(name) or str(version) != release.version:
+            raise _Problem(
+                (*at, "sdist", "file"), f"expected the sdist of {name} {release.version}, found {release.sdist.file!r}"
+            )
+    _check_files(release.files, at)
+    if release.use == "test":
+        if release.revision is not None or release.built is not None:
+            raise _Problem((*at, "use"), "expected no revision and no built wheel for a release that only tests use")
+    else:
+        if release.series is None:
+            raise _Problem((*at, "series"), "missing: expected the series that applies to a delivered release")
+        if release.revision is None:
+            raise _Problem((*at, "revision"), "missing: expected the revision of a delivered release")
+        if release.built is not None:
+            _check_wheel_name(name, release.built.file, release.local_version, (*at, "built", "file"))
+            if not release.files:
+                raise _Problem(
+                    (*at, "files"), "missing: expected the files that are exchanged: run overlay lock update"
+                )
+
+
+def _check_wheel_name(name: str, file: str, version: str, at: Location) -> None:
+    try:
+        found, found_version, _, _ = parse_wheel_filename(file)
+    except InvalidWheelFilename as error:
+        raise _Problem(at, str(error)) from None
+    if found != canonicalize_name(name) or str(found_version) != version:
+        raise _Problem(at, f"expected the wheel of {name} {version}, found {file!r}")
+
+
+def _check_files(files: tuple[Exchanged, ...], at: Location) -> None:
+    seen: set[PurePosixPath] = set()
+    for position, file in enumerate(files):
+        here = (*at, "files", position)
+        if PurePosixPath(file.path) in seen:
+            raise _Problem((*here, "path"), f"{file.path} is named twice: keep one of the two")
+        if file.before == file.after:
+            raise _Problem(
+                (*here, "after"), "expected another blob id than before: a file that does not change is not exchanged"
+            )
+        seen.add(PurePosixPath(file.path))

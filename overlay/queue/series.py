@@ -1,0 +1,344 @@
+"""Series of patches: read, checked and applied.
+
+A series is a folder with a file `series` that names its patches in order (as quilt and Debian source packages have
+it). Each patch is a `git format-patch` file whose message ends in trailers (git-interpret-trailers(1), after Debian's
+DEP-3).
+"""
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from overlay.errors import OverlayError
+from overlay.queue import git
+from overlay.queue.lock import relative_path
+
+Delivery = Literal["wheel", "overlay", "pull-request"]
+TRAILERS = ("Bug", "Origin", "Applied-Upstream", "Last-Update")
+"""The trailers that every patch must have; `Delivery` may be left out, and then means all."""
+
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_TRAILER = re.compile(r"([A-Z][A-Za-z-]*): +(\S.*)")
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """One hunk of a patch: the path it changes, its header, and the line (from 1) of the old file at which it
+    starts."""
+
+    path: str
+    header: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A `git format-patch` file.
+
+    `paths` are the paths in upstream's git tree that it changes, `before` the abbreviated blob id that it was made
+    against, by path.
+    """
+
+    file: Path
+    subject: str
+    reason: str
+    trailers: Mapping[str, str]
+    delivery: frozenset[Delivery]
+    paths: tuple[str, ...]
+    created: frozenset[str]
+    before: Mapping[str, str]
+    hunks: tuple[Hunk, ...]
+
+
+@dataclass(frozen=True)
+class Series:
+    """An ordered list of patches for one range of releases."""
+
+    name: str
+    folder: Path
+    patches: tuple[Patch, ...]
+
+    def for_delivery(self, delivery: Delivery) -> tuple[Patch, ...]:
+        """The patches that this delivery takes, in order."""
+        return tuple(patch for patch in self.patches if delivery in patch.delivery)
+
+    def paths(self, delivery: Delivery) -> tuple[str, ...]:
+        """The paths in upstream's git tree that this delivery changes, in the order of the patches."""
+        return tuple(dict.fromkeys(path for patch in self.for_delivery(delivery) for path in patch.paths))
+
+
+def read(folder: Path) -> Series:
+    """The series in `folder`.
+
+    Raises:
+        OverlayError: no such folder or file, a patch that is named and missing or there and not named, or one that is
+            not sound.
+    """
+    listing = folder / "series"
+    if not listing.is_file():
+        raise OverlayError(
+            f"expected the list of patches at {listing}, found no such file: restore it, or name another series in "
+            "upstream.lock"
+        )
+    names = [
+        text
+        for text in (row.partition("#")[0].strip() for row in listing.read_text(encoding="utf-8").splitlines())
+        if text
+    ]
+    if not names:
+        raise OverlayError(f"{listing}: expected the name of a patch on each line, found none: name at least one")
+    for name in names:
+        if names.count(name) > 1:
+            raise OverlayError(f"{listing}: {name} is named twice: keep one of the two lines")
+        if "/" in name or not name.endswith(".patch") or not (folder / name).is_file():
+            raise OverlayError(
+                f"{listing}: expected the name of a patch in the same folder, found {name!r}: correct the line"
+            )
+    for stray in sorted(folder.glob("*.patch")):
+        if stray.name not in names:
+            raise OverlayError(f"{stray} is not named in {listing}: name it there, or take the file away")
+    series = Series(folder.name, folder, tuple(read_patch(folder / name) for name in names))
+    _check_deliveries(series)
+    return series
+
+
+def _check_deliveries(series: Series) -> None:
+    """A post-image is made once and used by both deliveries, so a file must not be patched in parts by one of them."""
+    for path in series.paths("overlay"):
+        for patch in series.for_delivery("wheel"):
+            if path in patch.paths and "overlay" not in patch.delivery:
+                raise OverlayError(
+                    f"{patch.file}: Delivery: expected overlay too, because other patches of {path} have it: move "
+                    "this hunk to a patch of its own file, or add overlay"
+                )
+        for patch in series.for_delivery("overlay"):
+            if path in patch.paths and "wheel" not in patch.delivery:
+                raise OverlayError(
+                    f"{patch.file}: Delivery: expected wheel beside overlay: a post-image is the same in both"
+                )
+
+
+def read_patch(file: Path) -> Patch:
+    """The patch in `file`.
+
+    Raises:
+        OverlayError: it is not UTF-8, has no subject, reason or trailer that it must have, or names a path outside
+            the tree, a `.git`, a symbolic link, a mode, a rename or binary content.
+    """
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise OverlayError(
+            f"{file}: expected UTF-8, found the byte 0x{error.object[error.start]:02x} at offset {error.start}: "
+            "export the patch again"
+        ) from None
+    found = re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text.replace("\r\n", "\n"))
+    if found is not None:
+        raise OverlayError(
+            f"{file}: expected text, found the control character {found[0]!r} in line "
+            f"{text[: found.start()].count(chr(10)) + 1}: export the patch again"
+        )
+    message, separator, body = text.partition("\n---\n")
+    if not separator:
+        raise OverlayError(
+            f"{file}: expected a git format-patch file, found no line '---' after the message: export it with git "
+            "format-patch"
+        )
+    headers, _, description = message.partition("\n\n")
+    subject = _subject(headers)
+    if not headers.startswith("From ") or not subject:
+        raise OverlayError(
+            f"{file}: expected a git format-patch file with From and Subject, found {headers.splitlines()[:1]}: "
+            "export it with git format-patch"
+        )
+    paragraphs = [paragraph.strip("\n") for paragraph in re.split(r"\n\s*\n", description.strip("\n"))]
+    trailers = {row[1]: row[2] for row in map(_TRAILER.fullmatch, paragraphs[-1].splitlines()) if row}
+    for name in TRAILERS:
+        if name not in trailers:
+            raise OverlayError(
+                f"{file}: expected the trailer {name}: at the end of the message, found "
+                f"{', '.join(trailers) or 'no trailer'}: add it"
+            )
+    reason = "\n\n".join(paragraphs[:-1])
+    if not reason:
+        raise OverlayError(
+            f"{file}: expected the reason for the change in the message, found only trailers: say why it is needed"
+        )
+    paths, created, before, hunks = _content(file, text, text.count("\n", 0, len(text) - len(body)))
+    return Patch(file, subject, reason, trailers, _delivery(file, trailers), paths, created, before, hunks)
+
+
+def _subject(headers: str) -> str:
+    found = re.search(r"^Subject: (.*(?:\n[ \t].*)*)", headers, re.MULTILINE)
+    return "" if found is None else re.sub(r"^\[PATCH[^\]]*\]\s*", "", re.sub(r"\n[ \t]+", " ", found[1])).strip()
+
+
+def _delivery(file: Path, trailers: Mapping[str, str]) -> frozenset[Delivery]:
+    known = get_args(Delivery)
+    names = [name.strip() for name in trailers.get("Delivery", ", ".join(known)).split(",")]
+    for name in names:
+        if name not in known:
+            raise OverlayError(
+                f"{file}: Delivery: expected some of {', '.join(known)}, found {name!r}: correct the trailer"
+            )
+    return frozenset(delivery for delivery in known if delivery in names)
+
+
+def _content(
+    file: Path, text: str, first_line: int
+) -> tuple[tuple[str, ...], frozenset[str], dict[str, str], tuple[Hunk, ...]]:
+    """What the diff changes. Reads the whole file, message included, as git apply does: it takes a diff wherever one
+    stands."""
+    paths: dict[str, None] = {}
+    created: set[str] = set()
+    before: dict[str, str] = {}
+    hunks: list[Hunk] = []
+    path, blob, removed, added = "", "", 0, 0
+    for number, row in enumerate(text.split("\n"), 1):
+        where = f"{file}:{number}"
+        if removed > 0 or added > 0:
+            removed -= row[:1] in (" ", "-", "")
+            added -= row[:1] in (" ", "+", "")
+            continue
+        if row.startswith("diff --git "):
+            named = re.fullmatch(r"diff --git a/(.+) b/(.+)", row)
+            if named is None or named[1] != named[2]:
+                raise OverlayError(
+                    f"{where}: expected 'diff --git a/PATH b/PATH' with the same plain path twice, found {row!r}: "
+                    "a patch may only change files in their place"
+                )
+            path = _safe(where, named[1])
+            paths[path] = None
+        elif found := re.fullmatch(r"(?:index ([0-9a-f]+)\.\.[0-9a-f]+)(?: ([0-7]{6}))?", row):
+            blob = found[1]
+            before[path] = blob
+            _regular(where, found[2])
+        elif found := re.fullmatch(r"(new file mode|deleted file mode|old mode|new mode) ([0-7]{6})", row):
+            _regular(where, found[2])
+            if found[1] != "new file mode":
+                raise OverlayError(
+                    f"{where}: expected a change of a file's content, found {row!r}: a patch may neither delete a "
+                    "file nor change its mode"
+                )
+            created.add(path)
+        elif re.match(r"(rename|copy|similarity|dissimilarity) |GIT binary patch|Binary files ", row):
+            raise OverlayError(
+                f"{where}: expected a change of a text file, found {row!r}: a patch may not rename, copy or hold "
+                "binary content"
+            )
+        elif re.match(r"(---|\+\+\+) [^\s]", row) and (number >= first_line or "/" in row):
+            side, name = row[:3], row[4:].split("\t")[0]
+            if name != "/dev/null" or path not in created:
+                if name[:2] not in ("a/", "b/"):
+                    raise OverlayError(
+                        f"{where}: expected '{side} {'a' if side == '---' else 'b'}/PATH', found {row!r}: a patch "
+                        "may only name paths inside the tree"
+                    )
+                if _safe(where, name[2:]) != path:
+                    raise OverlayError(
+                        f"{where}: expected the path {path!r} that 'diff --git' names, found {name[2:]!r}: export "
+                        "the patch again"
+                    )
+        elif found := _HUNK.match(row):
+            if not path:
+                raise OverlayError(
+                    f"{where}: expected 'diff --git' before the first hunk, found {row!r}: export the patch again"
+                )
+            removed, added = int(found[2] or 1), int(found[4] or 1)
+            hunks.append(Hunk(path, row, int(found[1])))
+    if not hunks:
+        raise OverlayError(f"{file}: expected at least one hunk, found none: export the patch again")
+    return tuple(paths), frozenset(created), before, tuple(hunks)
+
+
+def _safe(where: str, path: str) -> str:
+    try:
+        return relative_path(path)
+    except ValueError as error:
+        raise OverlayError(f"{where}: {error}, found {path!r}: a patch may only name paths inside the tree") from None
+
+
+def _regular(where: str, mode: str | None) -> None:
+    if mode not in (None, "100644", "100755"):
+        kind = "a symbolic link" if mode == "120000" else "a submodule" if mode == "160000" else f"mode {mode}"
+        raise OverlayError(f"{where}: expected a regular file, found {kind}: a patch may only change regular files")
+
+
+def apply(patches: Sequence[Patch], pre_images: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The post-images: every file of `pre_images` after all `patches`, by path in upstream's git tree.
+
+    git applies them with zero fuzz (a hunk may move, its context must match), in a temporary tree that holds only
+    these files.
+
+    Raises:
+        OverlayError: a patch does not fit, is applied already, or changes a file that is not among the pre-images.
+    """
+    for patch in patches:
+        for path in patch.paths:
+            if path not in pre_images and path not in patch.created:
+                raise OverlayError(
+                    f"{patch.file} changes {path}, which is not there: expected it among "
+                    f"{', '.join(sorted(pre_images)) or 'no files'}: this series is for another release"
+                )
+    with tempfile.TemporaryDirectory(prefix="overlay-") as temporary:
+        tree = Path(temporary) / "tree"
+        _lay(tree, pre_images)
+        done = (
+            git.run(*_APPLY, *(str(patch.file.resolve()) for patch in patches), folder=tree, isolated=True)
+            if patches
+            else None
+        )
+        if done is not None and done.returncode != 0:
+            _explain(patches, pre_images, Path(temporary) / "again")
+        return {
+            path: (tree / path).read_bytes()
+            for path in dict.fromkeys((*pre_images, *(path for patch in patches for path in patch.created)))
+        }
+
+
+_APPLY = ("apply", "--whitespace=nowarn")
+
+
+def _lay(tree: Path, files: Mapping[str, bytes]) -> None:
+    tree.mkdir()
+    for path, content in files.items():
+        file = tree / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+
+
+def _explain(patches: Sequence[Patch], pre_images: Mapping[str, bytes], tree: Path) -> None:
+    """Applies the patches one by one, to say which hunk of which does not fit. Always raises OverlayError."""
+    _lay(tree, pre_images)
+    said = ""
+    for patch in patches:
+        done = git.run(*_APPLY, str(patch.file.resolve()), folder=tree, isolated=True)
+        if done.returncode == 0:
+            continue
+        said = done.stderr.decode("utf-8", "replace").strip()
+        if (
+            git.run(*_APPLY, "--reverse", "--check", str(patch.file.resolve()), folder=tree, isolated=True).returncode
+            == 0
+        ):
+            raise OverlayError(
+                f"{patch.file} is applied already to {', '.join(patch.paths)}: expected the file as upstream "
+                "released it: take the patch out of the series, or use the unpatched file"
+            )
+        failed = re.search(r"patch failed: (.+):(\d+)$", said, re.MULTILINE)
+        if failed is None:
+            break
+        path, start = failed[1], int(failed[2])
+        header = next(
+            (hunk.header for hunk in patch.hunks if hunk.path == path and hunk.start == start), f"at line {start}"
+        )
+        expected, found = patch.before.get(path, "unknown"), git.blob_id((tree / path).read_bytes())
+        raise OverlayError(
+            f"{patch.file} does not fit {path}: hunk {header}: expected the blob {expected} or the same context, "
+            f"found {found}: use the series of this release, or export the patch again"
+        )
+    raise OverlayError(
+        f"git apply failed: {said.splitlines()[0] if said else 'without a message'}: export the patch again"
+    )

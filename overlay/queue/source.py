@@ -1,0 +1,273 @@
+"""Pinned artefacts: found on the user's own package index, checked against their sha256, kept in the user's cache
+folder.
+
+Nothing that is fetched is ever run. Index pages are read by `unearth`, with the settings of the user's pip (`pip
+config list`).
+"""
+
+import ast
+import contextlib
+import hashlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from overlay import cache
+from overlay.errors import OverlayError
+from overlay.progress import Progress, say
+from overlay.queue.lock import Artefact
+
+if TYPE_CHECKING:
+    from unearth import Link
+    from unearth.fetchers import PyPIClient
+
+
+def path(artefact: Artefact) -> Path:
+    """Where the cache keeps `artefact`, there or not."""
+    return cache.folder() / "artefacts" / artefact.sha256 / artefact.file
+
+
+def read(project: str, artefact: Artefact) -> bytes:
+    """The bytes of `artefact`, from the cache or else from the index; their sha256 is that of the lock, at every call.
+
+    Args:
+        project: the name of the project on the index.
+        artefact: the pin.
+
+    Raises:
+        OverlayError: the index does not have it, cannot be reached, or what it or the cache has is not what the lock
+            names. A damaged file in the cache is taken out of it, so that the next run fetches it again.
+    """
+    if not path(artefact).is_file():
+        with cache.locked(f"artefact-{artefact.sha256}"):
+            if not path(artefact).is_file():
+                _download(project, artefact)
+    return _from_cache(artefact)
+
+
+def fetch(project: str, artefact: Artefact) -> Path:
+    """As `read`, but returns the file in the cache."""
+    read(project, artefact)
+    return path(artefact)
+
+
+def _from_cache(artefact: Artefact) -> bytes:
+    kept = path(artefact)
+    content = kept.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != artefact.sha256:
+        kept.unlink(missing_ok=True)
+        raise OverlayError(
+            f"{kept}: expected {artefact.size} bytes with sha256 {artefact.sha256}, found {len(content)} bytes "
+            f"with {found}: "
+            "it was damaged in the cache and has been removed, run this again to fetch it anew"
+        )
+    return content
+
+
+def _download(project: str, artefact: Artefact) -> None:
+    settings = PipSettings.read()
+    with settings.client() as client, tempfile.TemporaryDirectory(dir=_incoming(), prefix="download-") as temporary:
+        link = _find(client, settings, project, artefact)
+        file = Path(temporary) / artefact.file
+        _save(client, link, file, artefact)
+        kept = path(artefact)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(kept)
+
+
+def _incoming() -> Path:
+    folder = cache.folder() / "artefacts"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@dataclass(frozen=True)
+class PipSettings:
+    """What the user's pip is told about indexes and connections (pip's configuration files and PIP_* variables)."""
+
+    index_urls: Sequence[str] = ()
+    find_links: Sequence[str] = ()
+    trusted_hosts: Sequence[str] = ()
+    proxy: str | None = None
+    certificates: str | None = None
+    client_certificate: str | None = None
+    timeout: float = 15.0
+
+    @classmethod
+    def read(cls) -> "PipSettings":
+        """The settings as `pip config list` prints them, for the commands that fetch: environment before [install],
+        before [global]."""
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise OverlayError(
+                f"expected `{sys.executable} -m pip config list` to print your pip settings, found: {reason}: mend "
+                "pip or its configuration"
+            )
+        return cls.parse(done.stdout)
+
+    @classmethod
+    def parse(cls, listing: str) -> "PipSettings":
+        """The settings in what `pip config list` printed."""
+        values: dict[str, dict[str, str]] = {"global": {}, "install": {}, "download": {}, ":env:": {}}
+        for row in listing.splitlines():
+            name, _, value = row.partition("=")
+            section, _, option = name.partition(".")
+            if section in values:
+                with contextlib.suppress(ValueError, SyntaxError):
+                    values[section][option] = str(ast.literal_eval(value))
+        merged = values["global"] | values["install"] | values["download"] | values[":env:"]
+        indexes: list[str] = []
+        if merged.get("no-index", "").lower() not in ("1", "true", "yes", "on"):
+            indexes = [merged.get("index-url") or _default_index(), *merged.get("extra-index-url", "").split()]
+        return cls(
+            index_urls=indexes,
+            find_links=merged.get("find-links", "").split(),
+            trusted_hosts=merged.get("trusted-host", "").split(),
+            proxy=merged.get("proxy") or None,
+            certificates=merged.get("cert") or None,
+            client_certificate=merged.get("client-cert") or None,
+            timeout=float(merged.get("timeout") or merged.get("default-timeout") or 15),
+        )
+
+    def client(self) -> "PyPIClient":
+        """An HTTP client with these settings; it follows redirects and answers for netrc, keyring and credentials in
+        index URLs."""
+        import ssl
+
+        from unearth.auth import MultiDomainBasicAuth
+        from unearth.fetchers import PyPIClient
+
+        try:
+            context = ssl.create_default_context(cafile=self.certificates)
+            if self.client_certificate:
+                context.load_cert_chain(self.client_certificate)
+        except OSError as error:
+            raise OverlayError(
+                f"expected certificates at {self.certificates or self.client_certificate}, found: {error}: correct "
+                "`cert` or `client-cert` in your pip configuration"
+            ) from None
+        client = PyPIClient(
+            trusted_hosts=self.trusted_hosts,
+            verify=context,
+            timeout=self.timeout,
+            proxy=self.proxy,
+            follow_redirects=True,
+        )
+        client.auth = MultiDomainBasicAuth(prompting=False, index_urls=self.index_urls)
+        return client
+
+
+def _default_index() -> str:
+    from unearth import PackageFinder
+
+    return str(PackageFinder().sources[0]["url"])
+
+
+@dataclass
+class _Search:
+    """What a search for one file came upon, for the message when it fails."""
+
+    other: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+def _find(client: "PyPIClient", settings: PipSettings, project: str, artefact: Artefact) -> "Link":
+    """The link to the artefact: on the page of an index, with the hash of the lock or with none."""
+    say(f"looking for {artefact.file} on the package index")
+    search = _Search()
+    unhashed = None
+    for link in _links(client, settings, project, search):
+        if link.filename != artefact.file:
+            continue
+        digest = (link.hashes or {}).get("sha256") or (link.hash if link.hash_name == "sha256" else None)
+        if digest == artefact.sha256:
+            return link
+        if digest is None:
+            unhashed = unhashed or link
+        else:
+            search.other.append(f"sha256 {digest} at {link.redacted}")
+    if unhashed is not None:
+        return unhashed
+    if search.other:
+        raise OverlayError(
+            f"{artefact.file}: expected sha256 {artefact.sha256}, found {search.other[0]}: the index offers "
+            "another file, do not use it before you know why"
+        )
+    where = ", ".join(_shown(url) for url in (*settings.index_urls, *settings.find_links)) or "no index at all"
+    why = f" ({'; '.join(search.failed)})" if search.failed else ""
+    raise OverlayError(
+        f"expected {artefact.file} on {where}, found no such file{why}: check the network and the index in your "
+        "pip configuration"
+    )
+
+
+def _links(client: "PyPIClient", settings: PipSettings, project: str, search: _Search) -> Iterator["Link"]:
+    import httpx2
+    from unearth import PackageFinder
+
+    sources: list[Mapping[str, list[str]]] = [{"find_links": [url]} for url in settings.find_links]
+    sources += [{"index_urls": [url]} for url in settings.index_urls]
+    for source in sources:
+        try:
+            finder = PackageFinder(session=client, ignore_compatibility=True, **source)  # type: ignore[arg-type]
+            for package in finder.find_all_packages(project, allow_yanked=True):
+                yield package.link
+        except (httpx2.HTTPError, OSError, ValueError) as error:
+            url = next(iter(source.values()))[0]
+            search.failed.append(f"{_shown(url)}: {_reason(error)}")
+
+
+def _save(client: "PyPIClient", link: "Link", file: Path, artefact: Artefact) -> None:
+    import httpx2
+
+    digest = hashlib.sha256()
+    size = 0
+    try:
+        with (
+            client.get_stream(link.normalized) as response,
+            file.open("xb") as target,
+            Progress(artefact.file, artefact.size) as progress,
+        ):
+            response.raise_for_status()
+            for chunk in response.iter_bytes():
+                size += len(chunk)
+                if size > artefact.size:
+                    break
+                digest.update(chunk)
+                target.write(chunk)
+                progress.advance(len(chunk))
+    except httpx2.HTTPError as error:
+        raise OverlayError(
+            f"{link.redacted}: expected {artefact.size} bytes, found {size} and then: {_reason(error)}: check the "
+            "network and run this again"
+        ) from None
+    if size != artefact.size or digest.hexdigest() != artefact.sha256:
+        found = (
+            f"more than {artefact.size} bytes" if size > artefact.size else f"{size} bytes with {digest.hexdigest()}"
+        )
+        raise OverlayError(
+            f"{link.redacted}: expected {artefact.size} bytes with sha256 {artefact.sha256}, found {found}: the "
+            "download was cut or is another file, nothing was kept, run this again"
+        )
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _shown(url: str) -> str:
+    """`url` without the credentials that may stand in it."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -1,0 +1,47 @@
+# shellcheck shell=bash
+# Sourced by the commands beside it: finds a Python, and goes on in one of the project's environments (overlay/environments).
+
+root=$(cd -P -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)
+
+fail() {
+  printf 'overlay: %s\n' "$1" >&2
+  exit 1
+}
+
+# Sets `interpreter` to that of environment $1 from the note that overlay.environments.remember wrote: quicker than to start a Python.
+remembered() {
+  local folder=${HOME-}/.cache note format chosen pins
+  [[ $OSTYPE != darwin* ]] || folder=${HOME-}/Library/Caches
+  [[ ${XDG_CACHE_HOME-} != /* ]] || folder=$XDG_CACHE_HOME
+  note=$folder/modeling-overlay/environments/$1
+  [[ -r $note ]] || return
+  {
+    IFS= read -r format && IFS= read -r interpreter && IFS= read -r chosen && pins=$(cat)
+  } <"$note" || return
+  [[ $format == 'environment 1' && $chosen == "${PYTHON-}" ]] || return
+  [[ -x $interpreter && -e ${interpreter%/bin/python}/complete ]] || return
+  [[ $pins == "$(LC_ALL=C; cat -- "$root"/overlay/environments/*.txt "$root"/overlay/environments/*/*.txt)" ]]
+}
+
+# Sets `found` to a Python that is new enough and runs: a name on PATH may be no more than a version manager's empty promise.
+find_python() {
+  local names=(python3 python3.14 python3.13 python3.12 python3.11)
+  [[ -z ${PYTHON-} ]] || names=("$PYTHON")
+  for found in "${names[@]}"; do
+    ! "$found" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' </dev/null >/dev/null 2>&1 || return 0
+  done
+  [[ -z ${PYTHON-} ]] || fail "PYTHON is $PYTHON, which is no Python 3.11 or later that runs: set it to one, or unset it"
+  fail 'no Python 3.11 or later was found on PATH: install one, or set PYTHON to its path'
+}
+
+# enter ENVIRONMENT ARGUMENT...: become that environment's Python, made if it is not there, with this checkout on its path.
+enter() {
+  local interpreter='' found
+  command -v git >/dev/null || fail 'git was not found on PATH: install it'
+  if ! remembered "$1"; then
+    find_python
+    interpreter=$(PYTHONPATH=$root "$found" -P -S -m overlay.environments "$1") || exit 1
+  fi
+  shift
+  PYTHONPATH=$root exec "$interpreter" -P "$@"
+}

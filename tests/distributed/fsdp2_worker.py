@@ -1,0 +1,208 @@
+"""Gradients of a fully sharded Llama (FSDP2) with activation checkpointing, against the same model with neither.
+
+`python fsdp2_worker.py RESULT.json` runs every case in both kinds of checkpointing, on one gloo rank and on two, with
+whatever transformers is on the path, and writes for each the relative error of the gradients, or the error's name.
+Each rank has batches of its own. Weights are float64 (RMSNorm computes in float32 all the same), so that what is left
+of an error below 1e-6 is rounding and nothing else.
+"""
+
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import transformers
+from torch import Tensor
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCABULARY = 97
+RANKS = (1, 2)
+
+
+@dataclass
+class Training:
+    """One side of the comparison: the loss of batch `i`, an evaluation on it, and FSDP2's switch for synchronising."""
+
+    loss: Callable[[int], Tensor]
+    evaluate: Callable[[int], None]
+    synchronise: Callable[[bool], None]
+
+
+def forwards(count: int) -> Callable[[Training], None]:
+    def train(training: Training) -> None:
+        torch.stack([training.loss(i) for i in range(count)]).sum().backward()
+
+    return train
+
+
+def evaluate_between(training: Training) -> None:
+    first = training.loss(0)
+    training.evaluate(1)
+    (first + training.loss(2)).backward()
+
+
+def accumulate(training: Training) -> None:
+    training.synchronise(False)
+    training.loss(0).backward()
+    training.synchronise(True)
+    (training.loss(1) + training.loss(2)).backward()
+
+
+def enable(model: LlamaForCausalLM, reentrant: bool) -> None:
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+
+
+def shard(model: LlamaForCausalLM, mesh: DeviceMesh) -> None:
+    for layer in dict.fromkeys(model.model.layers):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def enable_and_shard(model: LlamaForCausalLM, reentrant: bool, mesh: DeviceMesh) -> None:
+    enable(model, reentrant)
+    shard(model, mesh)
+
+
+def shard_and_enable(model: LlamaForCausalLM, reentrant: bool, mesh: DeviceMesh) -> None:
+    shard(model, mesh)
+    enable(model, reentrant)
+
+
+def wrap_and_shard(model: LlamaForCausalLM, reentrant: bool, mesh: DeviceMesh) -> None:
+    kind = CheckpointImpl.REENTRANT if reentrant else CheckpointImpl.NO_REENTRANT
+    for i, layer in enumerate(model.model.layers):
+        model.model.layers[i] = checkpoint_wrapper(layer, checkpoint_impl=kind)
+    shard(model, mesh)
+
+
+def share_a_layer(model: LlamaForCausalLM) -> None:
+    model.model.layers[2] = model.model.layers[0]
+
+
+@dataclass
+class Case:
+    train: Callable[[Training], None]
+    prepare: Callable[[LlamaForCausalLM, bool, DeviceMesh], None] = enable_and_shard
+    alter: Callable[[LlamaForCausalLM], None] = lambda model: None
+    """What is done to both models before anything else."""
+
+
+CASES = {
+    "1 forward": Case(forwards(1)),
+    "2 forwards": Case(forwards(2)),
+    "3 forwards": Case(forwards(3)),
+    "1 forward, a layer shared within it": Case(forwards(1), alter=share_a_layer),
+    "2 forwards, one in eval mode between": Case(evaluate_between),
+    "2 forwards, sharded before enabling": Case(forwards(2), prepare=shard_and_enable),
+    "1 without sync, then 2 forwards": Case(accumulate),
+    "2 forwards, fully_shard(checkpoint_wrapper(layer))": Case(forwards(2), prepare=wrap_and_shard),
+}
+
+
+def build(case: Case) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=64,
+    )
+    model = LlamaForCausalLM(config).double().train()
+    case.alter(model)
+    return model
+
+
+def batch(rank: int, i: int) -> Tensor:
+    return torch.randint(0, VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(10 * rank + i))
+
+
+def training_of(model: LlamaForCausalLM, ranks: range, synchronise: Callable[[bool], None]) -> Training:
+    """`model` trained on the mean loss over the batches of `ranks`."""
+
+    def loss(i: int) -> Tensor:
+        batches = [batch(rank, i) for rank in ranks]
+        return torch.stack([model(input_ids=ids, labels=ids, use_cache=False).loss for ids in batches]).mean()
+
+    def evaluate(i: int) -> None:
+        model.eval()
+        with torch.no_grad():
+            loss(i)
+        model.train()
+
+    return Training(loss, evaluate, synchronise)
+
+
+def relative_error(model: torch.nn.Module, reference: torch.nn.Module) -> float:
+    difference = norm = 0.0
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        gradient = ours.grad.full_tensor() if isinstance(ours.grad, DTensor) else ours.grad
+        assert theirs.grad is not None
+        difference += float((theirs.grad - gradient if gradient is not None else theirs.grad).norm() ** 2)
+        norm += float(theirs.grad.norm() ** 2)
+    return (difference / norm) ** 0.5
+
+
+def measure(case: Case, reentrant: bool, rank: int, world: int, mesh: DeviceMesh) -> float:
+    reference, model = build(case), build(case)
+    case.train(training_of(reference, range(world), lambda on: None))
+    case.prepare(model, reentrant, mesh)
+    case.train(training_of(model, range(rank, rank + 1), model.set_requires_gradient_sync))
+    return relative_error(model, reference)
+
+
+def run(rank: int, world: int, meeting: str, rows: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    mesh = init_device_mesh("cpu", (world,))
+    for reentrant in (True, False):
+        for name, case in CASES.items():
+            try:
+                result: float | str = measure(case, reentrant, rank, world, mesh)
+            except Exception as error:
+                result = type(error).__name__
+                sys.stderr.write(f"{name}: {error}\n")
+            if rank == 0:
+                rows.put({"case": name, "reentrant": reentrant, "ranks": world, "error": result})
+    dist.destroy_process_group()
+
+
+def main(result: Path) -> None:
+    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    os.environ.update(GLOO_SOCKET_IFNAME=loopback[0], TORCH_CPP_LOG_LEVEL="ERROR", PYTHONWARNINGS="ignore")
+    transformers.logging.set_verbosity_error()
+    # A fork shares what is imported here; nothing has started a thread so far. Elsewhere a fork is not safe.
+    context = mp.get_context("fork" if sys.platform == "linux" else "spawn")
+    rows = []
+    for world in RANKS:
+        queue = context.SimpleQueue()
+        with tempfile.TemporaryDirectory() as folder:
+            # A rendezvous in a file needs no port that another process could take.
+            started = [context.Process(target=run, args=(rank, world, f"{folder}/meeting", queue)) for rank in range(world)]
+            for process in started:
+                process.start()
+            rows += [queue.get() for _ in range(2 * len(CASES))]
+            for process in started:
+                process.join()
+            if any(process.exitcode for process in started):
+                sys.exit(f"a rank ended with {[process.exitcode for process in started]}")
+    result.write_text(json.dumps({"transformers": transformers.__version__, "torch": torch.__version__, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

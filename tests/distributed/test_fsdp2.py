@@ -1,0 +1,69 @@
+"""FSDP2 with activation checkpointing gives the gradients of the plain model: the fault that the patch is for.
+
+`scripts/test.sh fsdp2 --torch 2.11` runs it on another torch; `--markdown` prints the table for README.md.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.table import END, MEASURED, START, Measured, Row, Table
+from tests.variants import LATEST, PATCHED, ROOT, STOCK, VARIANTS, Variant, run
+
+WORKER = Path(__file__).with_name("fsdp2_worker.py")
+ROUNDING = 1e-6
+LOSS = 0.1
+
+LOST_ON_STOCK = {
+    "2 forwards",
+    "3 forwards",
+    "1 forward, a layer shared within it",
+    "2 forwards, one in eval mode between",
+    "2 forwards, sharded before enabling",
+    "1 without sync, then 2 forwards",
+}
+"""The cases in which a stock release loses gradients in reentrant mode without saying so."""
+
+RIGHT_ON_STOCK = {"1 forward", "2 forwards, fully_shard(checkpoint_wrapper(layer))"}
+
+
+@pytest.fixture(scope="session")
+def table(pytestconfig: pytest.Config) -> Table:
+    table = pytestconfig.stash[MEASURED]
+    for variant in VARIANTS:
+        table.columns[str(variant)] = run(WORKER, variant=variant, torch=pytestconfig.getoption("--torch"))
+    return table
+
+
+def measured(table: Table, variant: Variant) -> Measured:
+    return table.columns[str(variant)]
+
+
+def lost(measured: Measured) -> list[Row]:
+    """The rows with more than rounding, or with an exception."""
+    return [row for row in measured["rows"] if isinstance(row["error"], str) or not row["error"] <= ROUNDING]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_build_that_was_meant_is_measured_in_every_case(table: Table, variant: Variant) -> None:
+    label = "+overlay." if variant.kind == "patched" else ""
+    assert measured(table, variant)["transformers"].startswith(variant.release + label)
+    rows = {(row["case"], row["reentrant"], row["ranks"]) for row in measured(table, variant)["rows"]}
+    assert rows == {(case, mode, ranks) for case in LOST_ON_STOCK | RIGHT_ON_STOCK for mode in (True, False) for ranks in (1, 2)}
+
+
+@pytest.mark.parametrize("variant", [*PATCHED, LATEST], ids=str)
+def test_no_gradient_is_lost(table: Table, variant: Variant) -> None:
+    assert lost(measured(table, variant)) == []
+
+
+@pytest.mark.parametrize("variant", STOCK, ids=str)
+def test_stock_loses_gradients_where_the_report_says_so(table: Table, variant: Variant) -> None:
+    rows = lost(measured(table, variant))
+    assert {(row["case"], row["ranks"]) for row in rows} == {(case, ranks) for case in LOST_ON_STOCK for ranks in (1, 2)}
+    assert all(row["reentrant"] and isinstance(row["error"], float) and row["error"] > LOSS for row in rows)
+
+
+def test_the_readme_has_this_table(table: Table) -> None:
+    _, _, rest = (ROOT / "README.md").read_text("utf-8").partition(START)
+    assert rest.partition(END)[0].strip() == table.markdown(), f"put between {START} and {END}: scripts/test.sh fsdp2 --markdown"

@@ -1,0 +1,172 @@
+"""`scripts/apply.sh`: finds a Python, makes its environment once, and is quick from then on."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests import __main__ as suites
+from tests.environments.conftest import Checkout, make_checkout
+from tests.variants import ROOT
+
+
+def programs(folder: Path, *names: str) -> Path:
+    """A folder for PATH with what the scripts use, and nothing else."""
+    folder.mkdir()
+    for name in names:
+        found = shutil.which(name)
+        assert found is not None
+        (folder / name).symlink_to(found)
+    return folder
+
+
+TOOLS = ("bash", "cat", "dirname", "readlink", "git")
+
+
+def broken(folder: Path, name: str) -> None:
+    """A program of that name that does not run, as a version manager leaves one behind."""
+    (folder / name).write_text("#!/bin/sh\necho 'no such version' >&2\nexit 127\n", "utf-8")
+    (folder / name).chmod(0o755)
+
+
+def one_line(said: str) -> str:
+    """stderr, which has to be one line of ours."""
+    assert said.count("\n") == 1, said
+    assert said.startswith("overlay: "), said
+    return said
+
+
+@dataclass(frozen=True)
+class Made:
+    """A checkout after its first command, and what that one said."""
+
+    checkout: Checkout
+    code: int
+    out: str
+    said: str
+
+    @property
+    def prefix(self) -> str:
+        return str(json.loads(self.out)[3])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Called through a link, where the only Python that runs is the last that is looked for."""
+    folder = tmp_path_factory.mktemp("made")
+    checkout = make_checkout(folder)
+    link = folder / "a link"
+    link.symlink_to(checkout.root / "scripts" / "apply.sh")
+    path = programs(folder / "programs", *TOOLS)
+    for name in ("python3", "python3.14", "python3.13", "python3.12"):
+        broken(path, name)
+    (path / "python3.11").symlink_to(sys.executable)
+    return Made(checkout, *checkout.run("--out", "two words", script=link, PATH=str(path), PYTHON=""))
+
+
+def test_it_makes_the_environment_says_so_and_goes_on(made: Made) -> None:
+    assert made.code == 0, made.said
+    assert json.loads(made.out)[:3] == [["apply", "--out", "two words"], str(made.checkout.root.parent), "1.0"]
+    first, last = made.said.splitlines()
+    assert first == f"overlay: making the environment queue (a package for the tests; at once) in {made.prefix}"
+    assert last.startswith("overlay: made the environment queue in ")
+
+
+def test_the_second_time_it_starts_no_python_to_find_the_environment(made: Made, tmp_path: Path) -> None:
+    bare = programs(tmp_path / "bare", *TOOLS)
+    again = made.checkout.run("--out", "two words", PATH=str(bare), PYTHON="")
+    assert again == (0, made.out, "")
+
+
+def test_other_pins_make_another_environment_and_the_first_one_stays(made: Made) -> None:
+    made.checkout.pin("2.0")
+    code, out, said = made.checkout.run(PYTHON="")
+    assert (code, json.loads(out)[2]) == (0, "2.0"), said
+    assert json.loads(out)[3] != made.prefix
+    made.checkout.pin("1.0")
+    code, out, said = made.checkout.run(PYTHON="")
+    assert (code, json.loads(out)[2:], said) == (0, ["1.0", made.prefix], "")
+
+
+def test_after_a_kill_one_of_two_makes_it_again_and_the_other_waits(checkout: Checkout) -> None:
+    process = checkout.start()
+    while not list(checkout.cache.glob("environments/queue-*/lib*/python*/site-packages/pip")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    (home,) = checkout.cache.glob("environments/queue-*/")
+    (home / "left behind").touch()
+
+    both = [checkout.start(), checkout.start()]
+    results = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], results
+    assert [json.loads(out)[2:] for out, _ in results] == [["1.0", str(home)]] * 2
+    assert not (home / "left behind").exists()
+    said = "".join(said for _, said in results)
+    assert said.count("making the environment") == 1
+    assert said.count("; waiting for it\n") == 1
+
+
+def test_no_network(checkout: Checkout) -> None:
+    index = "http://127.0.0.1:9/"  # the discard port: nobody listens there
+    code, _, said = checkout.run(PIP_NO_INDEX="", PIP_FIND_LINKS="", PIP_INDEX_URL=index, PIP_RETRIES="1", PIP_TIMEOUT="1")
+    assert code == 1
+    assert "no package index could be reached; check the network and pip's own configuration" in one_line(said.split("\n", 1)[1])
+
+
+def test_a_full_disk(checkout: Checkout) -> None:
+    # A limit on the size of a file does to a writer what a full disk does.
+    command = f'ulimit -f 64; exec "{checkout.root}/scripts/apply.sh"'
+    done = subprocess.run(["bash", "-c", command], env=dict(checkout.environment), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "the environment queue cannot be made: " in one_line(done.stderr.split("\n", 1)[1])
+    assert checkout.run()[0] == 0
+
+
+def test_a_cache_folder_that_cannot_be_made(checkout: Checkout) -> None:
+    code, _, said = checkout.run(XDG_CACHE_HOME="/dev/null/cache")
+    assert code == 1
+    assert "/dev/null/cache/modeling-overlay" in one_line(said)
+    assert "XDG_CACHE_HOME" in said
+
+
+def test_no_python(checkout: Checkout, tmp_path: Path) -> None:
+    bare = programs(tmp_path / "bare", *TOOLS)
+    broken(bare, "python3")
+    code, _, said = checkout.run(PATH=str(bare), PYTHON="")
+    assert (code, one_line(said)) == (1, "overlay: no Python 3.11 or later was found on PATH: install one, or set PYTHON to its path\n")
+
+
+def test_a_chosen_python_that_does_not_run(checkout: Checkout, tmp_path: Path) -> None:
+    broken(tmp_path, "python")
+    code, _, said = checkout.run(PYTHON=str(tmp_path / "python"))
+    assert code == 1
+    assert f"PYTHON is {tmp_path / 'python'}, which is no Python 3.11 or later that runs" in one_line(said)
+
+
+def test_no_git(checkout: Checkout, tmp_path: Path) -> None:
+    bare = programs(tmp_path / "bare", *TOOLS[:-1])
+    code, _, said = checkout.run(PATH=str(bare))
+    assert (code, one_line(said)) == (1, "overlay: git was not found on PATH: install it\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "to_pytest"),
+    [
+        ([], []),
+        (["-k", "fsdp2"], ["-k", "fsdp2"]),
+        (["fsdp2", "--torch", "2.11"], ["tests/distributed/test_fsdp2.py", "--torch", "2.11"]),
+    ],
+)
+def test_the_first_word_of_test_sh_may_name_a_suite(arguments: list[str], to_pytest: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    monkeypatch.setattr(pytest, "main", lambda given: (given, Path.cwd()))
+    assert suites.main(arguments) == (to_pytest, ROOT)

@@ -1,0 +1,72 @@
+"""TransformerEngine's fuser leaves the caller's tensors alone under no_grad (the real native stack is not needed for it)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.variants import Variant, run
+
+WORKER = Path(__file__).with_name("fuser_worker.py")
+RELEASE = "2.13.0"
+PASSED_THROUGH = ("Identity", "MakeExtraOutput")
+"""The operations whose output is the input itself: a pipeline that begins with one hands the caller's tensor to the fuser."""
+
+LEAVES = {"leaf", "parameter", "detached leaf"}
+NON_LEAVES = {"non-leaf", "view of a leaf"}
+
+Results = list[dict[str, Any]]
+
+
+def results(kind: Any) -> Results:
+    found: Results = run(WORKER, variant=Variant(kind, RELEASE, "transformer_engine"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def patched() -> Results:
+    return results("patched")
+
+
+@pytest.fixture(scope="module")
+def stock() -> Results:
+    return results("stock")
+
+
+def name(result: dict[str, Any]) -> tuple[str, str]:
+    return result["pipeline"], result["input"]
+
+
+def without_gradients(results: Results) -> Results:
+    return [result for result in results if not result["gradients"]]
+
+
+def changed(result: dict[str, Any]) -> bool:
+    return bool(result["before"] != result["after"])
+
+
+def test_nothing_raises_under_no_grad(patched: Results) -> None:
+    assert {name(result): result["error"] for result in without_gradients(patched) if "error" in result} == {}
+
+
+def test_no_tensor_of_the_caller_is_changed_under_no_grad(patched: Results) -> None:
+    assert [name(result) for result in without_gradients(patched) if changed(result)] == []
+
+
+def test_outputs_under_no_grad_are_those_with_gradients(patched: Results) -> None:
+    with_gradients = {name(result): result["outputs"] for result in patched if result["gradients"]}
+    assert {name(result): result["outputs"] for result in without_gradients(patched)} == with_gradients
+
+
+def test_with_gradients_enabled_everything_is_as_on_stock(patched: Results, stock: Results) -> None:
+    assert [result for result in patched if result["gradients"]] == [result for result in stock if result["gradients"]]
+
+
+def test_stock_raises_for_a_non_leaf_that_is_passed_through(stock: Results) -> None:
+    failed = {name(result) for result in without_gradients(stock) if "requires_grad" in result.get("error", "")}
+    assert failed == {name(result) for result in stock if result["pipeline"].startswith(PASSED_THROUGH) and result["input"] in NON_LEAVES}
+
+
+def test_stock_stops_a_leaf_that_is_passed_through_from_training(stock: Results) -> None:
+    lost = {name(result) for result in without_gradients(stock) if changed(result)}
+    assert lost == {name(result) for result in stock if result["pipeline"].startswith(PASSED_THROUGH) and result["input"] in LEAVES}

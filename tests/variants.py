@@ -1,0 +1,106 @@
+"""The builds of transformers and TransformerEngine that the proof runs on, and the fresh processes that it runs them in."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from overlay import environments
+from overlay.queue import lock, source
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One build of a release."""
+
+    kind: Literal["stock", "patched", "latest"]
+    release: str
+    project: str = "transformers"
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.release}"
+
+
+PINNED = ("5.14.1", "5.22.2")
+STOCK = [Variant("stock", release) for release in PINNED]
+PATCHED = [Variant("patched", release) for release in PINNED]
+LATEST = Variant("latest", "5.24.0")
+VARIANTS = [*STOCK, *PATCHED, LATEST]
+
+TOKENIZERS = {"5.14.1": "tokenizers==0.22.2", "5.22.2": "tokenizers==0.23.1", "5.24.0": "tokenizers==0.23.1"}
+"""Each release asks for its own range of tokenizers, so they are laid over the environment together."""
+
+
+@functools.cache
+def products() -> Path:
+    """The folder that `overlay apply` filled for this test run."""
+    folder = Path(_scratch().name, "dist")
+    command = [sys.executable, "-P", "-m", "overlay", "apply", "--out", str(folder)]
+    subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=folder.parent, check=True)
+    return folder
+
+
+@functools.cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="overlay-test-")
+
+
+def wheel(variant: Variant) -> Path:
+    """The wheel of a variant: from the index or the cache, or built for this test run."""
+    project, _, release = lock.read(ROOT / "upstream.lock").find(f"{variant.project}=={variant.release}")
+    if variant.kind != "patched":
+        return source.fetch(project, release.wheel)
+    assert release.built is not None
+    return products() / release.built.file
+
+
+def installed(variant: Variant) -> Path:
+    """The folder to put on PYTHONPATH for a variant."""
+    beside = [TOKENIZERS[variant.release]] if variant.project == "transformers" else []
+    return environments.variant(wheel(variant), *beside)
+
+
+def run(script: Path, *arguments: object, variant: Variant, torch: str = "2.13", timeout: float = 300) -> Any:
+    """What `script RESULT.json ARGUMENT...` wrote to its first argument, run in a process of its own.
+
+    Raises:
+        AssertionError: it failed, or took longer than `timeout` seconds; says what it wrote to stderr. None of the
+            processes that it started outlives it.
+    """
+    interpreter = environments.python(f"train-{torch}")
+    environment = os.environ | {"PYTHONPATH": str(installed(variant)), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # half of the time to import transformers
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "result.json")
+        command = [str(interpreter), "-P", str(script), str(result), *map(str, arguments)]
+        code, said = _run_group(command, environment, timeout)
+        assert code == 0, f"{script.name} with {variant}: {'timed out' if code is None else f'exit status {code}'}\n{said[-4000:]}"
+        return json.loads(result.read_text("utf-8"))
+
+
+def _run_group(command: Sequence[str], environment: dict[str, str], timeout: float) -> tuple[int | None, str]:
+    """The exit status and stderr of a command, None where it took too long; its process group is gone afterwards."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            code = process.poll()
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+        said.seek(0)
+        return code, said.read()
