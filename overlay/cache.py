@@ -24,7 +24,9 @@ def folder() -> Path:
     try:
         home = Path.home()
     except RuntimeError as error:
-        raise OverlayError("no home folder is known, so no cache folder: set HOME or XDG_CACHE_HOME to an absolute path") from error
+        raise OverlayError(
+            "no home folder is known, so no cache folder: set HOME or XDG_CACHE_HOME to an absolute path"
+        ) from error
     return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / NAME
 
 
@@ -38,17 +40,22 @@ def make(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OverlayError(
-            f"the cache folder {path} cannot be made ({error.strerror}): make it writable, or set XDG_CACHE_HOME to a folder that is"
+            f"the cache folder {path} cannot be made ({error.strerror}): "
+            "make it writable, or set XDG_CACHE_HOME to a folder that is"
         ) from error
     return path
 
 
 @contextmanager
-def locked(name: str) -> Iterator[None]:
+def locked(name: str) -> Iterator[int]:
     """Hold the lock `name` of the cache folder against every other process; says so on stderr when it has to wait.
 
     The kernel lets go of an flock(2) when its holder ends, however it ends, so a lock never has to be cleaned up;
     the lock's file stays, because removing it would let two holders in.
+
+    Yields:
+        The file descriptor that holds it. A child process that inherits it (`pass_fds`) holds the lock as well, so that
+        what a killed command leaves running cannot meet its successor.
 
     Raises:
         OverlayError: the lock's file cannot be made.
@@ -67,6 +74,6 @@ def locked(name: str) -> Iterator[None]:
         except BlockingIOError:
             say(f"another process holds {name!r}; waiting for it")
             fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        yield handle
     finally:
         os.close(handle)

@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import NoReturn
 
 from overlay import __version__
@@ -35,11 +35,13 @@ def _run(options: argparse.Namespace) -> int:
         command: Callable[[argparse.Namespace], None] = options.command
         command(options)
     except KeyboardInterrupt:
-        return _failed(options, "interrupted; nothing was changed", 130)
+        return _failed(options, "interrupted: what was to be replaced is as before or as after, run this again", 130)
     except OverlayError as error:
         return _failed(options, str(error), 1)
     except OSError as error:
         return _failed(options, _system(error), 1)
+    except ModuleNotFoundError as error:
+        return _failed(options, _missing(error), 1)
     except MemoryError:
         return _failed(options, "expected enough memory, found none left: free some and run this again", 1)
     except Exception as error:
@@ -55,8 +57,15 @@ def _run(options: argparse.Namespace) -> int:
 def _failed(options: argparse.Namespace, message: str, code: int) -> int:
     if options.debug:
         traceback.print_exc()
-    print(f"overlay: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    print(f"overlay: {' '.join(message.splitlines())}", file=sys.stderr)  # noqa: T201
     return code
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    return (
+        f"expected the library {error.name}, found none: this command needs the extra `queue`: pip install "
+        "'modeling-overlay[queue]', or run scripts/apply.sh"
+    )
 
 
 def _system(error: OSError) -> str:
@@ -151,18 +160,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _load(module: str) -> ModuleType:
-    """Imports a module of the queue. Raises OverlayError where one of its libraries is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.partition(".")[0] == "overlay":
-            raise
-        raise OverlayError(
-            f"expected the library {error.name}, found none: this command needs the extra `queue`: pip install "
-            "'modeling-overlay[queue]', or run scripts/apply.sh"
-        ) from None
-
 
 def _root(options: argparse.Namespace) -> Path:
     root: Path = (options.root or Path(__file__).resolve().parent.parent).resolve()
@@ -183,11 +180,11 @@ def _apply(options: argparse.Namespace) -> None:
     if options.metadata_from and options.run_upstream_build:
         options.parser.error("--metadata-from and --run-upstream-build exclude each other")
     root = _root(options)
-    lock = _load("overlay.queue.lock").read(root / "upstream.lock")
+    lock = importlib.import_module("overlay.queue.lock").read(root / "upstream.lock")
     if options.from_git is None:
-        _load("overlay.deliver.apply").run(lock, root, options.releases, options.out)
+        importlib.import_module("overlay.deliver.apply").run(lock, root, options.releases, options.out)
     else:
-        _load("overlay.deliver.tree").from_git(
+        importlib.import_module("overlay.deliver.tree").from_git(
             lock,
             root,
             options.from_git,
@@ -200,13 +197,13 @@ def _apply(options: argparse.Namespace) -> None:
 
 def _lock_check(options: argparse.Namespace) -> None:
     path = _root(options) / "upstream.lock"
-    _load("overlay.deliver.relock").check(path)
+    importlib.import_module("overlay.deliver.relock").check(path)
     print(f"{path} is sound")  # noqa: T201
 
 
 def _lock_update(options: argparse.Namespace) -> None:
-    _load("overlay.deliver.relock").update(_root(options) / "upstream.lock", options.releases)
+    importlib.import_module("overlay.deliver.relock").update(_root(options) / "upstream.lock", options.releases)
 
 
 def _lock_complete(options: argparse.Namespace) -> None:
-    _load("overlay.deliver.relock").complete(_root(options) / "upstream.lock", options.checkout)
+    importlib.import_module("overlay.deliver.relock").complete(_root(options) / "upstream.lock", options.checkout)

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the commands beside it: finds a Python, and goes on in one of the project's environments (overlay/environments).
+# Sourced by the commands beside it: finds a Python, and goes on in an environment of the project's (overlay/environments).
 
 root=$(cd -P -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)
 
@@ -8,7 +8,8 @@ fail() {
   exit 1
 }
 
-# Sets `interpreter` to that of environment $1 from the note that overlay.environments.remember wrote: quicker than to start a Python.
+# Sets `interpreter` to that of environment $1, from the note that overlay.environments.remember wrote there: without
+# starting a Python, which alone can take a tenth of a second where a version manager stands before it.
 remembered() {
   local folder=${HOME-}/.cache note format chosen pins
   [[ $OSTYPE != darwin* ]] || folder=${HOME-}/Library/Caches
@@ -23,12 +24,14 @@ remembered() {
   [[ $pins == "$(LC_ALL=C; cat -- "$root"/overlay/environments/*.txt "$root"/overlay/environments/*/*.txt)" ]]
 }
 
-# Sets `found` to a Python that is new enough and runs: a name on PATH may be no more than a version manager's empty promise.
+# Sets `found` to a Python that is new enough and runs: a name on PATH may be no more than a version manager's promise.
 find_python() {
   local names=(python3 python3.14 python3.13 python3.12 python3.11)
   [[ -z ${PYTHON-} ]] || names=("$PYTHON")
   for found in "${names[@]}"; do
-    ! "$found" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' </dev/null >/dev/null 2>&1 || return 0
+    if "$found" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' </dev/null >/dev/null 2>&1; then
+      return
+    fi
   done
   [[ -z ${PYTHON-} ]] || fail "PYTHON is $PYTHON, which is no Python 3.11 or later that runs: set it to one, or unset it"
   fail 'no Python 3.11 or later was found on PATH: install one, or set PYTHON to its path'

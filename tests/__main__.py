@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SUITES = {"fsdp2": ["tests/distributed/test_fsdp2.py"]}
+SUITES = {"fsdp2": ["tests/distributed/test_fsdp2.py"], "speed": ["tests/deliver/test_release_speed.py"]}
 """What a first word stands for. `fsdp2 --torch 2.11` (or 2.13, 2.14), `fsdp2 --markdown`: see conftest.py."""
 
 

@@ -1,5 +1,6 @@
-"""The builds of transformers and TransformerEngine that the proof runs on, and the fresh processes that it runs them in."""
+"""The builds of transformers and TransformerEngine that the proof runs on, and the processes that it runs them in."""
 
+import contextlib
 import functools
 import json
 import os
@@ -45,7 +46,9 @@ def products() -> Path:
     """The folder that `overlay apply` filled for this test run."""
     folder = Path(_scratch().name, "dist")
     command = [sys.executable, "-P", "-m", "overlay", "apply", "--out", str(folder)]
-    subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=folder.parent, check=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, cwd=folder.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -77,30 +80,35 @@ def run(script: Path, *arguments: object, variant: Variant, torch: str = "2.13",
             processes that it started outlives it.
     """
     interpreter = environments.python(f"train-{torch}")
-    environment = os.environ | {"PYTHONPATH": str(installed(variant)), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | {
+        "PYTHONPATH": str(installed(variant)),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # half of the time to import transformers
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
         command = [str(interpreter), "-P", str(script), str(result), *map(str, arguments)]
-        code, said = _run_group(command, environment, timeout)
-        assert code == 0, f"{script.name} with {variant}: {'timed out' if code is None else f'exit status {code}'}\n{said[-4000:]}"
+        code, said = run_group(command, environment, timeout)
+        assert code == 0, (
+            f"{script.name} with {variant}: {'timed out' if code is None else f'exit status {code}'}\n{said[-4000:]}"
+        )
         return json.loads(result.read_text("utf-8"))
 
 
-def _run_group(command: Sequence[str], environment: dict[str, str], timeout: float) -> tuple[int | None, str]:
+def run_group(command: Sequence[str], environment: dict[str, str], timeout: float) -> tuple[int | None, str]:
     """The exit status and stderr of a command, None where it took too long; its process group is gone afterwards."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+        )
         try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            pass
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout)
         finally:
             code = process.poll()
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
         said.seek(0)
         return code, said.read()

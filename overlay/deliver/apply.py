@@ -92,7 +92,7 @@ def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[
         OverlayError: anything is not as the lock names it; nothing is changed then.
     """
     chosen = (
-        [lock.find(text, use="deliver") for text in dict.fromkeys(requirements)]
+        list({pin[2].wheel.sha256: pin for pin in (lock.find(text, use="deliver") for text in requirements)}.values())
         if requirements
         else list(lock.deliveries())
     )
@@ -101,15 +101,18 @@ def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[
     generated = root / "overlay" / "patched"
     check_target(out, root)
     output.check(generated)
+    for project, _, release in chosen:
+        source.ensure(project, release.wheel)  # not in a thread, which an interrupt would have to wait for
     with ThreadPoolExecutor(2) as workers:
         # The index library takes as long to import as an artefact takes to hash, and hashing leaves the interpreter
         # free.
         importing = workers.submit(importlib.import_module, "overlay.deliver.index")
         derived = [_checked(patched) for patched in workers.map(lambda pin: derive(root / "patches", *pin), chosen)]
         importing.result()
-    with output.replaced(generated, lambda _: True) as overlay, output.replaced(out, _ours(lock)) as staging:
-        _write_wheels(derived, staging)
+    with output.replaced(generated, lambda _: True) as overlay:
         _write_overlay(derived, overlay)
+        with output.replaced(out, _ours(lock)) as staging:
+            _write_wheels(derived, staging)
     wheels = [out / patched.file for patched in derived]
     for file in wheels:
         say(f"wrote {file}")
@@ -119,7 +122,8 @@ def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[
 def check_target(out: Path, root: Path) -> None:
     """Whether `out` is a folder for products. Raises OverlayError where it holds the checkout, or cannot be replaced
     (`output.check`)."""
-    if out.resolve() in (root.resolve(), *root.resolve().parents, (root / "overlay").resolve()):
+    place, generated = out.resolve(), (root / "overlay" / "patched").resolve()
+    if place == generated or place in generated.parents or generated in place.parents:
         raise OverlayError(
             f"{out} holds this project itself: expected a folder for products alone: name another one with --out"
         )

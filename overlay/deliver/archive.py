@@ -115,6 +115,10 @@ def _check(entry: zipfile.ZipInfo, name: str) -> None:
         relative_path(entry.orig_filename)
     except ValueError as error:
         raise OverlayError(f"{name}: member {entry.orig_filename!r}: {error}: do not use this file") from None
+    if entry.filename != entry.orig_filename:  # zipfile prefers the name in a Unicode path extra field, if there is one
+        raise OverlayError(
+            f"{name}: member {entry.orig_filename!r} has another name too, {entry.filename!r}: do not use this file"
+        )
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in (0, stat.S_IFREG):
         what = "a symbolic link" if kind == stat.S_IFLNK else f"a special file of type {kind:o}"

@@ -68,20 +68,21 @@ def _write(file: Path, text: str) -> None:
 def constraints(products: Iterable[Product]) -> str:
     """A constraints file for pip and uv: the exact local version of each wheel, and its hash.
 
+    The hash is a comment, because pip asks for the hash of everything as soon as one line has one (its hash-checking
+    mode), and then installs nothing that the wheel depends on. Download links on the index have the hash in any case.
     A constraints file can name one version of a project, so where several were built, the first is active and the
     others are comments.
     """
     rows = [
-        "# Exact local versions and hashes of the wheels beside this file: pip install -c constraints.txt ...",
+        "# The wheels beside this file: pip install -c constraints.txt transformers",
+        "# With a hash, pip wants one for every package that it installs: where all of yours have one, take out the '# '"
+        " before --hash.",
     ]
     active: set[str] = set()
     for product in products:
-        row = f"{product.project}=={product.version} --hash=sha256:{product.sha256}"
+        row = f"{product.project}=={product.version}  # --hash=sha256:{product.sha256}"
         if product.project in active:
-            rows.append(
-                f"# {product.project} can be constrained to one version only; to have this one, move the '# ' to "
-                "the other line:"
-            )
+            rows.append(f"# One version of {product.project} can be active; for this one, move the first '# ' to the other line:")
             row = f"# {row}"
         active.add(product.project)
         rows.append(row)

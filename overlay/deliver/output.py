@@ -7,8 +7,10 @@ with RENAME_SWAP on macOS).
 
 import ctypes
 import errno
+import fcntl
 import hashlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -17,7 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from overlay import cache
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, naming
+from overlay.progress import say
 
 
 @contextmanager
@@ -37,22 +40,44 @@ def replaced(target: Path, ours: Callable[[str], bool]) -> Iterator[Path]:
     with cache.locked(f"output-{name}"):
         _check(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        for left in target.parent.glob(f".{target.name}.overlay-*"):  # of a run that was killed
-            _retire(left, target, ours)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.overlay-", dir=target.parent))
+        prefix = f".{target.name}.overlay-"
+        for left in list(target.parent.iterdir()):
+            if re.fullmatch(rf"{re.escape(prefix)}[a-z0-9_]{{8}}", left.name):  # of a run that was killed
+                with _held(left) as free:
+                    if free:
+                        _clear(left, target, ours)
+        staging = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
         try:
-            yield staging
-            if target.is_dir():
-                _link_others(target, staging, ours)
-                shutil.copymode(target, staging)
-                _exchange(staging, target)
-            else:
-                staging.chmod(0o777 & ~_umask())
-                staging.rename(target)
+            with _held(staging):
+                with naming(target):
+                    yield staging
+                if target.is_dir():
+                    _link_others(target, staging, ours)
+                    _own_alike(target, staging)
+                    shutil.copymode(target, staging)
+                    _exchange(staging, target)
+                else:
+                    staging.chmod(0o777 & ~_umask())
+                    staging.rename(target)
         finally:
-            _retire(staging, target, ours)
+            _clear(staging, target, ours)
 
 
+@contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Locks a staging folder, and says whether it was free: a run in another container has other locks in its cache."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # a file system that locks no folders, as some network ones
+            pass
+        yield True
+    finally:
+        os.close(descriptor)
 def check(target: Path) -> None:
     """Whether `target` can be replaced, asked before work is done for it. Raises OverlayError as `replaced` does."""
     _check(Path(os.path.realpath(target)))
@@ -85,20 +110,40 @@ def _umask() -> int:
 
 
 def _link_others(source: Path, staging: Path, ours: Callable[[str], bool], inside: str = "") -> None:
-    """Links everything in `source` that is not ours into `staging`; what the run has made wins."""
+    """Links everything in `source` that is not ours into `staging`. Raises OverlayError where that cannot be done."""
     for entry in os.scandir(source):
         path = f"{inside}{entry.name}"
         copy = staging / entry.name
-        if entry.is_dir(follow_symlinks=False):
-            if _only_ours(Path(entry.path), ours, f"{path}/"):
-                continue
-            made = not copy.exists()
-            copy.mkdir(exist_ok=True)
-            _link_others(Path(entry.path), copy, ours, f"{path}/")
-            if made:
-                shutil.copystat(entry.path, copy)
-        elif not ours(path) and not os.path.lexists(copy):
+        folder = entry.is_dir(follow_symlinks=False)
+        if ours(path) and not folder or folder and _only_ours(Path(entry.path), ours, f"{path}/"):
+            continue
+        if os.path.lexists(copy) and not (folder and copy.is_dir()):
+            raise OverlayError(
+                f"{entry.path} stands where a product goes, and is not this project's: move it away, or name another "
+                "folder with --out"
+            )
+        if not folder:
             _link(Path(entry.path), copy)
+            continue
+        if os.path.ismount(entry.path) or not os.access(entry.path, os.R_OK | os.W_OK | os.X_OK):
+            raise OverlayError(
+                f"{entry.path} is a mount point or cannot be written, so the folder around it cannot be replaced at "
+                "once: name another folder with --out"
+            )
+        made = not copy.exists()
+        copy.mkdir(exist_ok=True)
+        _link_others(Path(entry.path), copy, ours, f"{path}/")
+        if made:
+            _own_alike(Path(entry.path), copy)
+            shutil.copystat(entry.path, copy)
+
+
+def _own_alike(folder: Path, copy: Path) -> None:
+    """Gives `copy` the owner of `folder`, where this user may do that."""
+    old, new = folder.stat(), copy.stat()
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        with suppress(PermissionError):
+            os.chown(copy, old.st_uid, old.st_gid)
 
 
 def _only_ours(folder: Path, ours: Callable[[str], bool], inside: str) -> bool:
@@ -116,14 +161,13 @@ def _link(file: Path, copy: Path) -> None:
     try:
         os.link(file, copy, follow_symlinks=False)
     except OSError as error:
-        if error.errno == errno.EXDEV:
-            raise OverlayError(
-                f"{file} is on another mount than the folder around it, which can therefore not be replaced at "
-                "once: name another folder with --out"
-            ) from None
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
+        # Another mount, an immutable file, one that fs.protected_hardlinks guards, a file system without hard links.
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
             raise
-        shutil.copy2(file, copy, follow_symlinks=False)  # a file system without hard links
+        raise OverlayError(
+            f"{file} cannot be linked ({error.strerror}), so the folder around it cannot be replaced at once: move it "
+            "away, or name another folder with --out"
+        ) from None
 
 
 def _exchange(one: Path, other: Path) -> None:
@@ -144,11 +188,19 @@ def _exchange(one: Path, other: Path) -> None:
         raise OSError(number, os.strerror(number), str(other))
 
 
+def _clear(old: Path, target: Path, ours: Callable[[str], bool]) -> None:
+    """Removes a staging folder, or the old folder after the exchange; says so where that cannot be done."""
+    try:
+        if old.is_dir():
+            _retire(old, target, ours)
+    except FileNotFoundError:
+        pass  # another run removes it at the same time
+    except OSError as error:
+        say(f"{error.filename} cannot be removed ({error.strerror}): remove it by hand")
+
+
 def _retire(old: Path, target: Path, ours: Callable[[str], bool], inside: str = "") -> None:
-    """Removes a staging folder, or the old folder after the exchange. What others put into it meanwhile moves to
-    `target`."""
-    if not old.is_dir():
-        return
+    """Removes everything in a folder, and it. What others put into it meanwhile moves to `target`."""
     for entry in os.scandir(old):
         path = f"{inside}{entry.name}"
         if entry.is_dir(follow_symlinks=False):

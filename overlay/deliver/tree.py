@@ -1,6 +1,7 @@
 """A wheel from a git checkout of upstream, for its user alone: no lock names its bytes, so it goes to `--out` and
 nowhere else."""
 
+import os
 import re
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def from_git(
             {path.removeprefix(package.prefix): tree[path] for path in tree},
         )
     version = _version(package, tree) or wheel.version
-    local_version = f"{version}+overlay.g{head.commit[:12]}"
+    local_version = f"{version}{'.' if '+' in version else '+'}overlay.g{head.commit[:12]}"
     files = {}
     if package.version_file is not None:
         files[package.version_file] = relabelled(
@@ -117,13 +118,17 @@ def _nearest(lock: Lock, project: str, package: Package, tree: Mapping[str, byte
     if named is not None and "==" not in named:
         file = Path(named)
         try:
-            return Wheel.read(file.read_bytes(), file.name)
+            wheel = Wheel.read(file.read_bytes(), file.name)
         except FileNotFoundError:
             raise OverlayError(
                 f"--metadata-from: expected a wheel or NAME==VERSION, found no file {named}: name one that is there"
             ) from None
+        wheel.check_project(project)
+        return wheel
     if named is not None:
-        release = lock.find(named)[2]
+        known, _, release = lock.find(named)
+        if known != project:
+            raise OverlayError(f"--metadata-from: expected a release of {project}, found {named}: name one of it")
     else:
         wanted = _version(package, tree)
         ordered = sorted(package.releases, key=lambda release: Version(release.version))
@@ -139,12 +144,19 @@ def _built(head: Checkout, tree: Mapping[str, bytes]) -> Wheel:
     say("running upstream's own build, in an isolated environment; this takes a minute or more")
     with tempfile.TemporaryDirectory(prefix="overlay-") as temporary:
         sources, made = Path(temporary, "sources"), Path(temporary, "made")
-        for path, content in (head.files("") | dict(tree)).items():
-            file = sources / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
+        head.export(sources)
+        for path, content in tree.items():
+            (sources / path).write_bytes(content)
         command: Sequence[str] = [sys.executable, "-P", "-m", "build", "--wheel", "--outdir", str(made), str(sources)]
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(
+            command,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},  # it may name this project
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
         wheels = list(made.glob("*.whl")) if made.is_dir() else []
         if done.returncode != 0 or len(wheels) != 1:
             said = (done.stdout + done.stderr).strip().splitlines() or ["no message"]

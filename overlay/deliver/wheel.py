@@ -10,11 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from overlay import cache
 from overlay.deliver import archive
 from overlay.errors import OverlayError
 
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")
+_HASHES = ("sha256=", "sha384=", "sha512=")
 _AUDIT = 1
 """Raise it when `audit` checks more than it did, so that what it has passed is looked at again."""
 
@@ -38,7 +41,7 @@ class Wheel:
         Raises:
             OverlayError: it is no archive that a wheel may be (see `archive.read`), or has not exactly one
                 `.dist-info` folder with METADATA, WHEEL and a RECORD that names every member, or signatures, which
-                would not survive an exchange.
+                would not survive an exchange; or is of another project than its file name says.
         """
         members = archive.read(content, name)
         folders = {
@@ -63,7 +66,12 @@ class Wheel:
                     f"{name}: found the signature {signature}: expected none, it would not hold for the patched wheel"
                 )
         recorded: set[str] = set()
-        for listed, _, _ in wheel.record():
+        for listed, hashed, _ in wheel.record():
+            if listed != f"{wheel.dist_info}/RECORD" and not hashed.startswith(_HASHES):
+                raise OverlayError(
+                    f"{name}: RECORD: expected a hash of {listed} by sha256 or better, found {hashed!r}: do not use "
+                    "this file"
+                )
             if listed in recorded or listed not in names:
                 what = "doubled" if listed in recorded else "not there"
                 raise OverlayError(
@@ -75,7 +83,18 @@ class Wheel:
             raise OverlayError(
                 f"{name}: member {min(missing)} is not in RECORD: expected every member there, do not use this file"
             )
+        wheel.check_project(name.partition("-")[0])
         return wheel
+
+    def check_project(self, project: str) -> None:
+        """Raises OverlayError where the metadata is that of another project than `project`."""
+        header = self.member(f"{self.dist_info}/METADATA").content().partition(b"\n\n")[0].decode("utf-8", "replace")
+        said = [self.dist_info.partition("-")[0], *re.findall(r"^Name: *(.*?)\s*$", header, re.MULTILINE)]
+        if len(said) != 2 or {canonicalize_name(name) for name in said} != {canonicalize_name(project)}:
+            raise OverlayError(
+                f"{self.name}: expected Name: {project} in {self.dist_info}/METADATA, found "
+                f"{', '.join(said[1:]) or 'none'}: this wheel is of another project"
+            )
 
     @property
     def version(self) -> str:
@@ -98,8 +117,13 @@ class Wheel:
 
     def record(self) -> list[list[str]]:
         """The rows of RECORD: path, hash, size."""
-        text = self.member(f"{self.dist_info}/RECORD").content().decode("utf-8")
-        rows = [row for row in csv.reader(io.StringIO(text)) if row]
+        try:
+            text = self.member(f"{self.dist_info}/RECORD").content().decode("utf-8")
+            rows = [row for row in csv.reader(io.StringIO(text)) if row]
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise OverlayError(
+                f"{self.name}: RECORD: expected comma-separated UTF-8, found: {error}: do not use this file"
+            ) from None
         for row in rows:
             if len(row) != 3:
                 raise OverlayError(

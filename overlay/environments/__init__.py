@@ -46,9 +46,9 @@ def python(name: str) -> Path:
     requirements = pins(name)
     home = cache.folder() / "environments" / f"{name}-{_digest(*_texts(requirements))}"
     if not (home / MARKER).is_file():
-        with cache.locked(home.name):
+        with cache.locked(home.name) as lock:
             if not (home / MARKER).is_file():
-                _make(name, requirements, home)
+                _make(name, requirements, home, lock)
     return home / "bin" / "python"
 
 
@@ -78,9 +78,9 @@ def variant(*requirements: Path | str) -> Path:
             raise OverlayError(f"the wheel {requirement} cannot be read ({error.strerror})") from error
     home = cache.folder() / "variants" / _digest(*found)
     if not home.is_dir():
-        with cache.locked(f"variant-{home.name}"):
+        with cache.locked(f"variant-{home.name}") as lock:
             if not home.is_dir():
-                _install([str(item.resolve() if isinstance(item, Path) else item) for item in requirements], home)
+                _install([str(item.resolve() if isinstance(item, Path) else item) for item in requirements], home, lock)
     return home
 
 
@@ -124,7 +124,7 @@ def _base() -> Path:
     return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
 
 
-def _make(name: str, requirements: Path, home: Path) -> None:
+def _make(name: str, requirements: Path, home: Path, lock: int) -> None:
     """Make an environment; the caller holds its lock."""
     import importlib.util
     import time
@@ -140,15 +140,15 @@ def _make(name: str, requirements: Path, home: Path) -> None:
     say(f"making the environment {name} ({about}) in {home}")
     _remove(home)
     log = _beside(home, "log")
-    _run(f"the environment {name}", [str(_base()), "-m", "venv", str(home)], log)
+    _run(f"the environment {name}", [str(_base()), "-m", "venv", str(home)], log, lock)
     command = [str(home / "bin" / "python"), "-m", "pip", "install", *_PIP, "--requirement", str(requirements)]
-    _run(f"the environment {name}", command, log)
+    _run(f"the environment {name}", command, log, lock)
     _write(home / MARKER, "\n".join(_texts(requirements)))
     log.unlink(missing_ok=True)
     say(f"made the environment {name} in {time.monotonic() - started:.0f} s")
 
 
-def _install(requirements: Sequence[str], home: Path) -> None:
+def _install(requirements: Sequence[str], home: Path, lock: int) -> None:
     """Install wheels into a folder of their own; the caller holds its lock."""
     what = " and ".join(Path(requirement).name for requirement in requirements)
     cache.make(home.parent)
@@ -157,7 +157,7 @@ def _install(requirements: Sequence[str], home: Path) -> None:
     _remove(draft)
     log = _beside(home, "log")
     options = ("--no-deps", "--no-compile", "--target", str(draft))
-    _run(what, [sys.executable, "-m", "pip", "install", *_PIP, *options, *requirements], log)
+    _run(what, [sys.executable, "-m", "pip", "install", *_PIP, *options, *requirements], log, lock)
     draft.rename(home)
     log.unlink(missing_ok=True)
 
@@ -165,8 +165,8 @@ def _install(requirements: Sequence[str], home: Path) -> None:
 _PIP = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off")
 
 
-def _run(what: str, command: Sequence[str], log: Path) -> None:
-    """Run a command with its output in `log`.
+def _run(what: str, command: Sequence[str], log: Path, lock: int) -> None:
+    """Run a command, which shares the lock, with its output in `log`.
 
     Raises:
         OverlayError: it did not succeed; says what pip said last, and where the rest is.
@@ -175,17 +175,19 @@ def _run(what: str, command: Sequence[str], log: Path) -> None:
 
     try:
         with log.open("wb") as output:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)  # noqa: S603 - no shell
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(lock,), check=False
+            )
         if done.returncode == 0:
             return
         said = log.read_text("utf-8", "replace")
     except OSError as error:
         raise OverlayError(f"{what} cannot be made in {log.parent}: {error.strerror or error}") from error
     lines = [line.strip() for line in said.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
-    reason = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1])
-    if any(sign in said for sign in ("connection broken by", "Failed to establish a new connection", "ProxyError")):
-        reason = "no package index could be reached; check the network and pip's own configuration (pip config list)"
-    raise OverlayError(f"{what} cannot be made: {reason.removeprefix('ERROR: ')}; all that was said is in {log}")
+    reason = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1]).removeprefix("ERROR: ")
+    if "connection broken by" in said:  # pip itself ends with "no matching distribution" then
+        reason += " (a package index did not answer: check the network, and `pip config list` for the index)"
+    raise OverlayError(f"{what} cannot be made: {reason}; all that was said is in {log}")
 
 
 def _remove(path: Path) -> None:

@@ -1,8 +1,11 @@
 """A git checkout of an upstream project, read through git: what is committed, never the files in the user's work
 tree."""
 
+import os
 import re
-from collections.abc import Iterable
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,35 +64,87 @@ class Checkout:
         Raises:
             OverlayError: a path is not safe to unpack (`relative_path`), or an entry is a link or a submodule.
         """
-        listing = git.run(
-            "ls-tree", "-r", "-z", "--full-tree", self.commit, "--", *filter(None, [folder]), folder=self.folder
-        ).stdout.decode("utf-8")
-        found: dict[str, bytes] = {}
-        for row in filter(None, listing.split("\0")):
-            mode, _, path = row.partition("\t")
+        modes = self._modes(folder)
+        for path, mode in modes.items():
             if not mode.startswith("100"):
                 raise OverlayError(
-                    f"{self.folder}: {path}: expected a regular file, found mode {mode[:6]}: a wheel can hold no "
-                    "links and no submodules"
+                    f"{self.folder}: {path}: expected a regular file, found mode {mode}: a wheel can hold no links "
+                    "and no submodules"
                 )
-            found[relative_path(path)] = b""
-        return dict(zip(found, self._contents(found), strict=True))
+        return self._contents(modes)
 
-    def _contents(self, paths: Iterable[str]) -> list[bytes]:
-        wanted = "".join(f"{self.commit}:{path}\n" for path in paths)
+    def export(self, folder: Path) -> None:
+        """Writes everything at the commit, symbolic links too, into the new folder `folder`.
+
+        Raises:
+            OverlayError: a path is not safe to unpack (`relative_path`), a link leads out of the tree, or an entry is a
+                submodule.
+        """
+        modes = self._modes("")
+        for path, content in self._contents(modes).items():
+            file = folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if modes[path] != "120000":
+                file.write_bytes(content)
+                file.chmod(0o755 if modes[path] == "100755" else 0o644)
+                continue
+            target = os.fsdecode(content)
+            if os.path.normpath(os.path.join("/tree", os.path.dirname(path), target)).split("/")[1:2] != ["tree"]:  # noqa: PTH118, PTH120
+                raise OverlayError(f"{self.folder}: {path}: expected a link inside the tree, found one to {target!r}")
+            file.symlink_to(target)
+
+    def _modes(self, folder: str) -> dict[str, str]:
+        done = git.run(
+            "ls-tree", "-r", "-z", "--full-tree", self.commit, "--", *filter(None, [folder]), folder=self.folder
+        )
+        modes: dict[str, str] = {}
+        for row in filter(None, done.stdout.split(b"\0")):
+            mode, _, path = row.partition(b"\t")
+            try:
+                modes[relative_path(path.decode("utf-8"))] = mode[:6].decode("ascii")
+            except ValueError as error:
+                raise OverlayError(
+                    f"{self.folder} at {self.commit[:12]}: {error}, found {os.fsdecode(path)!r}: this tree cannot be "
+                    "made into a wheel"
+                ) from None
+        return modes
+
+    def _contents(self, modes: Mapping[str, str]) -> dict[str, bytes]:
+        submodule = next((path for path, mode in modes.items() if mode == "160000"), None)
+        if submodule is not None:
+            raise OverlayError(
+                f"{self.folder}: {submodule}: expected a file, found a submodule, whose content git does not have here: "
+                "use --metadata-from"
+            )
+        wanted = "".join(f"{self.commit}:{path}\n" for path in modes)
         stream = git.run("cat-file", "--batch", folder=self.folder, stdin=wanted.encode("utf-8")).stdout
         contents, position = [], 0
         while position < len(stream):
             end = stream.index(b"\n", position)
-            size = int(stream[position:end].rsplit(b" ", 1)[1])
-            contents.append(stream[end + 1 : end + 1 + size])
-            position = end + 2 + size
-        return contents
+            size = stream[position:end].rsplit(b" ", 1)[1]
+            if not size.isdigit():
+                break
+            contents.append(stream[end + 1 : end + 1 + int(size)])
+            position = end + 2 + int(size)
+        if len(contents) != len(modes):
+            missing = list(modes)[len(contents)]
+            raise OverlayError(
+                f"{self.folder}: expected the content of {missing} at {self.commit[:12]}, found that git does not have "
+                "it: fetch it first (git fetch --refetch), or name another checkout"
+            )
+        return dict(zip(modes, contents, strict=True))
 
     def changed(self, paths: Iterable[str]) -> list[str]:
         """Which of `paths` differ in the user's work tree from the commit."""
         specs = [f":(top,literal){path}" for path in paths]  # from the root, wherever in the checkout `folder` is
-        done = git.run("diff", "--name-only", "-z", self.commit, "--", *specs, folder=self.folder)
+        where = git.run("rev-parse", "--git-path", "index", folder=self.folder).stdout.removesuffix(b"\n")
+        index = self.folder / os.fsdecode(where)
+        if not index.is_file():
+            return []  # nothing is checked out
+        with tempfile.TemporaryDirectory(prefix="overlay-") as temporary:
+            copy = Path(temporary, "index")  # git diff would write what it finds of the files into the user's own
+            shutil.copyfile(index, copy)
+            done = git.run("diff", "--name-only", "-z", self.commit, "--", *specs, folder=self.folder, index=copy)
         return [path for path in done.stdout.decode("utf-8").split("\0") if path]
 
 

@@ -16,7 +16,7 @@ def blob_id(content: bytes) -> str:
 
 
 def run(
-    *arguments: str, folder: Path, isolated: bool = False, stdin: bytes = b""
+    *arguments: str, folder: Path, isolated: bool = False, stdin: bytes = b"", index: Path | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """Runs git in `folder`, with its messages in English and whatever GIT_* variables the caller's process has left
     out.
@@ -25,6 +25,7 @@ def run(
         arguments: what follows `git`.
         folder: where it runs.
         stdin: what git reads from its standard input.
+        index: the index file in place of the repository's own.
         isolated: also without any configuration or attributes of the user's, and blind to repositories above `folder`.
 
     Raises:
@@ -34,7 +35,9 @@ def run(
     if program is None:
         raise OverlayError("expected git on PATH, found none: install git and run this again")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environment |= {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}  # git diff would write the index of the user's repository
+    environment["LC_ALL"] = "C"
+    if index is not None:
+        environment["GIT_INDEX_FILE"] = str(index)
     if isolated:
         environment.update(_isolation(folder))
     return subprocess.run(
@@ -46,7 +49,8 @@ def _isolation(folder: Path) -> Mapping[str, str]:
     nowhere = str(folder / ".no-configuration")
     return {
         # git looks for a repository from its folder upwards; inside one, git apply silently skips paths outside the
-        # current folder. "GIT_CEILING_DIRECTORIES": os.path.realpath(folder.parent),
+        # current folder. A path that is none ends the search; GIT_CEILING_DIRECTORIES could not name one with a colon.
+        "GIT_DIR": os.devnull,
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_ATTR_NOSYSTEM": "1",

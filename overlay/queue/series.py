@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, naming
 from overlay.queue import git
 from overlay.queue.lock import relative_path
 
@@ -85,7 +85,7 @@ def read(folder: Path) -> Series:
         )
     names = [
         text
-        for text in (row.partition("#")[0].strip() for row in listing.read_text(encoding="utf-8").splitlines())
+        for text in (row.partition("#")[0].strip() for row in _text(listing).splitlines())
         if text
     ]
     if not names:
@@ -128,13 +128,7 @@ def read_patch(file: Path) -> Patch:
         OverlayError: it is not UTF-8, has no subject, reason or trailer that it must have, or names a path outside
             the tree, a `.git`, a symbolic link, a mode, a rename or binary content.
     """
-    try:
-        text = file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise OverlayError(
-            f"{file}: expected UTF-8, found the byte 0x{error.object[error.start]:02x} at offset {error.start}: "
-            "export the patch again"
-        ) from None
+    text = _text(file)
     found = re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text.replace("\r\n", "\n"))
     if found is not None:
         raise OverlayError(
@@ -171,6 +165,16 @@ def read_patch(file: Path) -> Patch:
     return Patch(file, subject, reason, trailers, _delivery(file, trailers), paths, created, before, hunks)
 
 
+def _text(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise OverlayError(
+            f"{file}: expected UTF-8, found the byte 0x{error.object[error.start]:02x} at offset {error.start}: "
+            "write it again in UTF-8"
+        ) from None
+
+
 def _subject(headers: str) -> str:
     found = re.search(r"^Subject: (.*(?:\n[ \t].*)*)", headers, re.MULTILINE)
     return "" if found is None else re.sub(r"^\[PATCH[^\]]*\]\s*", "", re.sub(r"\n[ \t]+", " ", found[1])).strip()
@@ -196,7 +200,7 @@ def _content(
     created: set[str] = set()
     before: dict[str, str] = {}
     hunks: list[Hunk] = []
-    path, blob, removed, added = "", "", 0, 0
+    path, removed, added = "", 0, 0
     for number, row in enumerate(text.split("\n"), 1):
         where = f"{file}:{number}"
         if removed > 0 or added > 0:
@@ -212,11 +216,15 @@ def _content(
                 )
             path = _safe(where, named[1])
             paths[path] = None
-        elif found := re.fullmatch(r"(?:index ([0-9a-f]+)\.\.[0-9a-f]+)(?: ([0-7]{6}))?", row):
-            blob = found[1]
-            before[path] = blob
+        elif path and row.startswith("index "):
+            found = re.fullmatch(r"index ([0-9a-f]+)\.\.[0-9a-f]+(?: ([0-7]{6}))?", row)
+            if found is None:
+                raise OverlayError(
+                    f"{where}: expected 'index BLOB..BLOB MODE', found {row!r}: export the patch again"
+                )
+            before[path] = found[1]
             _regular(where, found[2])
-        elif found := re.fullmatch(r"(new file mode|deleted file mode|old mode|new mode) ([0-7]{6})", row):
+        elif path and (found := re.match(r"(new file mode|deleted file mode|old mode|new mode)\s+(\S*)", row)):
             _regular(where, found[2])
             if found[1] != "new file mode":
                 raise OverlayError(
@@ -224,7 +232,7 @@ def _content(
                     "file nor change its mode"
                 )
             created.add(path)
-        elif re.match(r"(rename|copy|similarity|dissimilarity) |GIT binary patch|Binary files ", row):
+        elif path and re.match(r"(rename|copy|similarity|dissimilarity)\s|GIT binary patch|Binary files ", row):
             raise OverlayError(
                 f"{where}: expected a change of a text file, found {row!r}: a patch may not rename, copy or hold "
                 "binary content"
@@ -283,7 +291,7 @@ def apply(patches: Sequence[Patch], pre_images: Mapping[str, bytes]) -> dict[str
                     f"{patch.file} changes {path}, which is not there: expected it among "
                     f"{', '.join(sorted(pre_images)) or 'no files'}: this series is for another release"
                 )
-    with tempfile.TemporaryDirectory(prefix="overlay-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="overlay-") as temporary, naming(Path(temporary)):
         tree = Path(temporary) / "tree"
         _lay(tree, pre_images)
         done = (
@@ -340,5 +348,5 @@ def _explain(patches: Sequence[Patch], pre_images: Mapping[str, bytes], tree: Pa
             f"found {found}: use the series of this release, or export the patch again"
         )
     raise OverlayError(
-        f"git apply failed: {said.splitlines()[0] if said else 'without a message'}: export the patch again"
+        f"{patch.file}: git apply failed: {said.splitlines()[0] if said else 'without a message'}: export the patch again"
     )

@@ -8,6 +8,8 @@ config list`).
 import ast
 import contextlib
 import hashlib
+import logging
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,14 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from overlay import cache
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, naming
 from overlay.progress import Progress, say
 from overlay.queue.lock import Artefact
 
 if TYPE_CHECKING:
+    from httpx2 import BaseTransport
     from unearth import Link
     from unearth.fetchers import PyPIClient
 
@@ -43,11 +45,16 @@ def read(project: str, artefact: Artefact) -> bytes:
         OverlayError: the index does not have it, cannot be reached, or what it or the cache has is not what the lock
             names. A damaged file in the cache is taken out of it, so that the next run fetches it again.
     """
+    ensure(project, artefact)
+    return _from_cache(artefact)
+
+
+def ensure(project: str, artefact: Artefact) -> None:
+    """Fetches `artefact` if the cache does not have it. Raises OverlayError as `read` does; looks at no byte of what is there."""
     if not path(artefact).is_file():
         with cache.locked(f"artefact-{artefact.sha256}"):
             if not path(artefact).is_file():
                 _download(project, artefact)
-    return _from_cache(artefact)
 
 
 def fetch(project: str, artefact: Artefact) -> Path:
@@ -75,8 +82,9 @@ def _download(project: str, artefact: Artefact) -> None:
     with settings.client() as client, tempfile.TemporaryDirectory(dir=_incoming(), prefix="download-") as temporary:
         link = _find(client, settings, project, artefact)
         file = Path(temporary) / artefact.file
-        _save(client, link, file, artefact)
         kept = path(artefact)
+        with naming(kept):
+            _save(client, link, file, artefact)
         kept.parent.mkdir(parents=True, exist_ok=True)
         file.replace(kept)
 
@@ -104,16 +112,16 @@ class PipSettings:
         """The settings as `pip config list` prints them, for the commands that fetch: environment before [install],
         before [global]."""
         done = subprocess.run(
-            [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"],
+            [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "config", "list"],
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode != 0:
-            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            reason = " ".join((done.stderr.strip() or done.stdout).split()) or "no message"
             raise OverlayError(
                 f"expected `{sys.executable} -m pip config list` to print your pip settings, found: {reason}: mend "
-                "pip or its configuration"
+                "pip or your pip configuration"
             )
         return cls.parse(done.stdout)
 
@@ -163,10 +171,27 @@ class PipSettings:
             verify=context,
             timeout=self.timeout,
             proxy=self.proxy,
+            mounts=self._proxies_of_trusted_hosts(),
             follow_redirects=True,
         )
         client.auth = MultiDomainBasicAuth(prompting=False, index_urls=self.index_urls)
         return client
+
+
+    def _proxies_of_trusted_hosts(self) -> "Mapping[str, BaseTransport]":
+        """Connections to trusted hosts through the proxy: unearth makes them without one."""
+        from urllib.request import getproxies, proxy_bypass
+
+        import httpx2
+
+        found = getproxies()
+        mounts: dict[str, BaseTransport] = {}
+        for host in self.trusted_hosts:
+            for scheme in ("http", "https"):
+                proxy = self.proxy or (None if proxy_bypass(host) else found.get(scheme) or found.get("all"))
+                if proxy:
+                    mounts[f"{scheme}://{host}"] = httpx2.HTTPTransport(verify=False, proxy=proxy)
+        return mounts
 
 
 def _default_index() -> str:
@@ -188,16 +213,17 @@ def _find(client: "PyPIClient", settings: PipSettings, project: str, artefact: A
     say(f"looking for {artefact.file} on the package index")
     search = _Search()
     unhashed = None
-    for link in _links(client, settings, project, search):
-        if link.filename != artefact.file:
-            continue
-        digest = (link.hashes or {}).get("sha256") or (link.hash if link.hash_name == "sha256" else None)
-        if digest == artefact.sha256:
-            return link
-        if digest is None:
-            unhashed = unhashed or link
-        else:
-            search.other.append(f"sha256 {digest} at {link.redacted}")
+    with _noted(search.failed):
+        for link in _links(client, settings, project, search):
+            if link.filename != artefact.file:
+                continue
+            digest = (link.hashes or {}).get("sha256") or (link.hash if link.hash_name == "sha256" else None)
+            if digest == artefact.sha256:
+                return link
+            if digest is None:
+                unhashed = unhashed or link
+            else:
+                search.other.append(f"sha256 {digest} at {_shown(link.url_without_fragment)}")
     if unhashed is not None:
         return unhashed
     if search.other:
@@ -206,11 +232,29 @@ def _find(client: "PyPIClient", settings: PipSettings, project: str, artefact: A
             "another file, do not use it before you know why"
         )
     where = ", ".join(_shown(url) for url in (*settings.index_urls, *settings.find_links)) or "no index at all"
-    why = f" ({'; '.join(search.failed)})" if search.failed else ""
+    why = f" ({'; '.join(dict.fromkeys(map(_shown, search.failed)))})" if search.failed else ""
     raise OverlayError(
         f"expected {artefact.file} on {where}, found no such file{why}: check the network and the index in your "
         "pip configuration"
     )
+
+
+@contextlib.contextmanager
+def _noted(notes: list[str]) -> Iterator[None]:
+    """Takes down what unearth warns of, such as an index that it cannot read: it raises nothing then, and logs it."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            notes.append(" ".join(record.getMessage().split()))
+
+    logger, handler = logging.getLogger("unearth"), Handler(logging.WARNING)
+    logger.addHandler(handler)
+    propagates, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.propagate = propagates
+        logger.removeHandler(handler)
 
 
 def _links(client: "PyPIClient", settings: PipSettings, project: str, search: _Search) -> Iterator["Link"]:
@@ -226,7 +270,7 @@ def _links(client: "PyPIClient", settings: PipSettings, project: str, search: _S
                 yield package.link
         except (httpx2.HTTPError, OSError, ValueError) as error:
             url = next(iter(source.values()))[0]
-            search.failed.append(f"{_shown(url)}: {_reason(error)}")
+            search.failed.append(f"{url}: {_reason(error)}")
 
 
 def _save(client: "PyPIClient", link: "Link", file: Path, artefact: Artefact) -> None:
@@ -250,7 +294,7 @@ def _save(client: "PyPIClient", link: "Link", file: Path, artefact: Artefact) ->
                 progress.advance(len(chunk))
     except httpx2.HTTPError as error:
         raise OverlayError(
-            f"{link.redacted}: expected {artefact.size} bytes, found {size} and then: {_reason(error)}: check the "
+            f"{_shown(link.url_without_fragment)}: expected {artefact.size} bytes, found {size} and then: {_reason(error)}: check the "
             "network and run this again"
         ) from None
     if size != artefact.size or digest.hexdigest() != artefact.sha256:
@@ -258,16 +302,15 @@ def _save(client: "PyPIClient", link: "Link", file: Path, artefact: Artefact) ->
             f"more than {artefact.size} bytes" if size > artefact.size else f"{size} bytes with {digest.hexdigest()}"
         )
         raise OverlayError(
-            f"{link.redacted}: expected {artefact.size} bytes with sha256 {artefact.sha256}, found {found}: the "
+            f"{_shown(link.url_without_fragment)}: expected {artefact.size} bytes with sha256 {artefact.sha256}, found {found}: the "
             "download was cut or is another file, nothing was kept, run this again"
         )
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return _shown(" ".join(str(error).split())) or type(error).__name__
 
 
-def _shown(url: str) -> str:
-    """`url` without the credentials that may stand in it."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+def _shown(text: str) -> str:
+    """`text` without the credentials that may stand in addresses in it."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)

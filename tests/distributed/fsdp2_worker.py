@@ -7,6 +7,7 @@ of an error below 1e-6 is rounding and nothing else.
 """
 
 import json
+import math
 import os
 import socket
 import sys
@@ -155,7 +156,7 @@ def relative_error(model: torch.nn.Module, reference: torch.nn.Module) -> float:
         assert theirs.grad is not None
         difference += float((theirs.grad - gradient if gradient is not None else theirs.grad).norm() ** 2)
         norm += float(theirs.grad.norm() ** 2)
-    return (difference / norm) ** 0.5
+    return math.sqrt(difference / norm)
 
 
 def measure(case: Case, reentrant: bool, rank: int, world: int, mesh: DeviceMesh) -> float:
@@ -168,7 +169,9 @@ def measure(case: Case, reentrant: bool, rank: int, world: int, mesh: DeviceMesh
 
 def run(rank: int, world: int, meeting: str, rows: Any) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
     mesh = init_device_mesh("cpu", (world,))
     for reentrant in (True, False):
         for name, case in CASES.items():
@@ -193,7 +196,9 @@ def main(result: Path) -> None:
         queue = context.SimpleQueue()
         with tempfile.TemporaryDirectory() as folder:
             # A rendezvous in a file needs no port that another process could take.
-            started = [context.Process(target=run, args=(rank, world, f"{folder}/meeting", queue)) for rank in range(world)]
+            started = [
+                context.Process(target=run, args=(rank, world, f"{folder}/meeting", queue)) for rank in range(world)
+            ]
             for process in started:
                 process.start()
             rows += [queue.get() for _ in range(2 * len(CASES))]

@@ -51,7 +51,10 @@ class Table:
         for (mode, case, _), errors in self._rows():
             cells.setdefault((mode, case), []).append(errors)
         lines = [
-            " | ".join(["| checkpointing | forwards before a backward", *(name.replace("-", " ") for name in self.columns)]) + " |",
+            " | ".join(
+                ["| checkpointing | forwards before a backward", *(name.replace("-", " ") for name in self.columns)]
+            )
+            + " |",
             "|---|---" + "|---:" * len(self.columns) + "|",
         ]
         for (mode, case), by_ranks in cells.items():

@@ -49,7 +49,9 @@ def test_the_build_that_was_meant_is_measured_in_every_case(table: Table, varian
     label = "+overlay." if variant.kind == "patched" else ""
     assert measured(table, variant)["transformers"].startswith(variant.release + label)
     rows = {(row["case"], row["reentrant"], row["ranks"]) for row in measured(table, variant)["rows"]}
-    assert rows == {(case, mode, ranks) for case in LOST_ON_STOCK | RIGHT_ON_STOCK for mode in (True, False) for ranks in (1, 2)}
+    assert rows == {
+        (case, mode, ranks) for case in LOST_ON_STOCK | RIGHT_ON_STOCK for mode in (True, False) for ranks in (1, 2)
+    }
 
 
 @pytest.mark.parametrize("variant", [*PATCHED, LATEST], ids=str)
@@ -60,10 +62,14 @@ def test_no_gradient_is_lost(table: Table, variant: Variant) -> None:
 @pytest.mark.parametrize("variant", STOCK, ids=str)
 def test_stock_loses_gradients_where_the_report_says_so(table: Table, variant: Variant) -> None:
     rows = lost(measured(table, variant))
-    assert {(row["case"], row["ranks"]) for row in rows} == {(case, ranks) for case in LOST_ON_STOCK for ranks in (1, 2)}
+    assert {(row["case"], row["ranks"]) for row in rows} == {
+        (case, ranks) for case in LOST_ON_STOCK for ranks in (1, 2)
+    }
     assert all(row["reentrant"] and isinstance(row["error"], float) and row["error"] > LOSS for row in rows)
 
 
 def test_the_readme_has_this_table(table: Table) -> None:
     _, _, rest = (ROOT / "README.md").read_text("utf-8").partition(START)
-    assert rest.partition(END)[0].strip() == table.markdown(), f"put between {START} and {END}: scripts/test.sh fsdp2 --markdown"
+    assert rest.partition(END)[0].strip() == table.markdown(), (
+        f"put between {START} and {END}: scripts/test.sh fsdp2 --markdown"
+    )

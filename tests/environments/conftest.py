@@ -1,4 +1,4 @@
-"""A small checkout with environments of its own: their packages are wheels that the tests make, so nothing is fetched."""
+"""A small checkout with environments of its own, whose packages are wheels that the tests make: nothing is fetched."""
 
 import base64
 import hashlib
@@ -27,8 +27,14 @@ def make_wheel(folder: Path, version: str) -> Path:
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    hashes = {name: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode() for name, text in files.items()}
-    record = "".join(f"{name},sha256={digest},{len(files[name])}\n" for name, digest in hashes.items()) + f"{info}/RECORD,,\n"
+    hashes = {
+        name: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        for name, text in files.items()
+    }
+    record = (
+        "".join(f"{name},sha256={digest},{len(files[name])}\n" for name, digest in hashes.items())
+        + f"{info}/RECORD,,\n"
+    )
     path = folder / f"tiny-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in {**files, f"{info}/RECORD": record}.items():
@@ -48,13 +54,21 @@ class Checkout:
         return Path(self.environment["XDG_CACHE_HOME"], "modeling-overlay")
 
     def pin(self, version: str) -> None:
-        (self.root / "overlay" / "environments" / "queue.txt").write_text(f"# a package for the tests; at once\ntiny=={version}\n", "utf-8")
+        (self.root / "overlay" / "environments" / "queue.txt").write_text(
+            f"# a package for the tests; at once\ntiny=={version}\n", "utf-8"
+        )
 
     def start(self, *arguments: str, script: Path | None = None, **changes: str) -> subprocess.Popen[str]:
         command = [str(script or self.root / "scripts" / "apply.sh"), *arguments]
         environment = {**self.environment, **changes}
         return subprocess.Popen(
-            command, cwd=self.root.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            cwd=self.root.parent,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
 
     def run(self, *arguments: str, script: Path | None = None, **changes: str) -> tuple[int, str, str]:
@@ -72,7 +86,9 @@ def make_checkout(folder: Path) -> Checkout:
         make_wheel(wheels, version)
     shutil.copytree(ROOT / "scripts", root / "scripts")
     package = root / "overlay"
-    shutil.copytree(ROOT / "overlay" / "environments", package / "environments", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "overlay" / "environments", package / "environments", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("__init__.py", "errors.py", "cache.py", "progress.py"):
         shutil.copy(ROOT / "overlay" / name, package / name)
     (package / "__main__.py").write_text(MAIN, "utf-8")

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -11,12 +12,18 @@ from overlay import cache
 from overlay.errors import OverlayError
 from tests.variants import ROOT
 
-HOLD = "import sys\nfrom overlay import cache\nwith cache.locked(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+HOLD = """
+import sys
+from overlay import cache
+with cache.locked(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
 def holder(name: str) -> subprocess.Popen[str]:
     """A process that holds a lock until its standard input ends."""
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-c", HOLD, name],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
@@ -24,11 +31,11 @@ def holder(name: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    return process
 
 
-def line(stream: object) -> str:
-    return stream.readline()  # type: ignore[attr-defined, no-any-return]
+def line(stream: IO[str] | None) -> str:
+    assert stream is not None
+    return stream.readline()
 
 
 @pytest.fixture(autouse=True)

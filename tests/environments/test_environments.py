@@ -37,7 +37,12 @@ def test_the_training_environments_differ_in_torch_alone() -> None:
     for short, version in torch.items():
         lines = environments.pins(f"train-{short}").read_text("utf-8").splitlines()
         assert f"torch=={version}" in lines
-        assert {line.partition("==")[0] for line in lines[1:]} == {"-r shared/train.txt", f"-c shared/torch-{short}.txt", "setuptools", "torch"}
+        assert {line.partition("==")[0] for line in lines[1:]} == {
+            "-r shared/train.txt",
+            f"-c shared/torch-{short}.txt",
+            "setuptools",
+            "torch",
+        }
 
 
 def test_an_unknown_name() -> None:
@@ -54,11 +59,12 @@ def test_a_python_that_cannot_make_environments(cache: Path, monkeypatch: pytest
 
 def test_a_command_that_fails_is_quoted_in_one_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    script = "echo Looking; echo 'ERROR: No versions'; echo 'ERROR: No matching distribution found for tiny==3.0'; echo '[notice] new pip'; exit 1"
+    said = "Looking\nERROR: No versions\nERROR: No matching distribution found for tiny==3.0\n[notice] new pip\n"
     with pytest.raises(OverlayError) as raised:
-        environments._run("tiny", ["sh", "-c", script], log)
-    assert str(raised.value) == f"tiny cannot be made: No matching distribution found for tiny==3.0; all that was said is in {log}"
-    assert log.read_text("utf-8").startswith("Looking\n")
+        environments._run("tiny", ["sh", "-c", f"printf '{said}'; exit 1"], log, lock=0)
+    reason = "No matching distribution found for tiny==3.0"
+    assert str(raised.value) == f"tiny cannot be made: {reason}; all that was said is in {log}"
+    assert log.read_text("utf-8") == said
 
 
 def test_a_wheel_is_unpacked_once_whatever_its_path(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -84,22 +90,27 @@ def test_a_wheel_that_pip_does_not_take_leaves_nothing_that_looks_whole(cache: P
     wheel = make_wheel(tmp_path, "1.0")
     whole = wheel.read_bytes()
     wheel.write_bytes(whole[:100])
-    with pytest.raises(OverlayError, match=r"tiny-1\.0-py3-none-any\.whl cannot be made: .*; all that was said is in .*\.log"):
+    with pytest.raises(
+        OverlayError, match=r"tiny-1\.0-py3-none-any\.whl cannot be made: .*; all that was said is in .*\.log"
+    ):
         environments.variant(wheel)
     assert not [path for path in cache.glob("variants/*") if path.is_dir() and path.suffix != ".part"]
 
 
-def test_what_a_killed_run_left_of_a_variant_is_removed(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_run_left_of_a_variant_is_removed(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wheel = make_wheel(tmp_path, "1.0")
 
-    def killed(what: str, command: list[str], log: Path) -> None:
+    def killed(what: str, command: list[str], log: Path, lock: int) -> None:
         Path(command[-2]).mkdir()
         (Path(command[-2]) / "left behind").touch()
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(environments, "_run", killed)
-        environments.variant(wheel)
+        with pytest.raises(KeyboardInterrupt):
+            environments.variant(wheel)
     assert list(cache.glob("variants/*.part/left behind"))
     assert sorted(path.name for path in environments.variant(wheel).iterdir()) == ["tiny-1.0.dist-info", "tiny.py"]
     assert not list(cache.glob("variants/*.part"))

@@ -32,7 +32,9 @@ def forward_pre(calls: Calls) -> Calls:
 
 def test_every_hook_runs_once_a_layer_without_checkpointing(patched: dict[str, Calls]) -> None:
     calls = [call for call in patched["without"] if call != ["between"]]
-    assert sorted(tuple(call[:2]) for call in calls) == sorted((hook, layer) for hook in HOOKS for layer in range(LAYERS))
+    assert sorted(tuple(call[:2]) for call in calls) == sorted(
+        (hook, layer) for hook in HOOKS for layer in range(LAYERS)
+    )
 
 
 @pytest.mark.parametrize("kind", ["reentrant", "non-reentrant"])

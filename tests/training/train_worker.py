@@ -9,6 +9,7 @@ The result has the losses and some logits as floats (JSON keeps every bit of the
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,11 @@ def train(model: LlamaForCausalLM, optimiser: torch.optim.Optimizer, data: Tenso
 
 def save(model: LlamaForCausalLM, optimiser: torch.optim.Optimizer, folder: Path) -> None:
     model.save_pretrained(folder)
-    state = {f"{i}.{name}": tensor for i, values in optimiser.state_dict()["state"].items() for name, tensor in values.items()}
+    state = {
+        f"{i}.{name}": tensor
+        for i, values in optimiser.state_dict()["state"].items()
+        for name, tensor in values.items()
+    }
     save_file(state | {"random": torch.get_rng_state()}, folder / "optimiser.safetensors")
 
 
@@ -98,9 +103,10 @@ def load(folder: Path) -> tuple[LlamaForCausalLM, torch.optim.Optimizer]:
     return model, optimiser
 
 
-@torch.no_grad()
 def seen(model: LlamaForCausalLM, ids: Tensor) -> dict[str, Any]:
-    return {"keys": sorted(model.state_dict()), "logits": model.eval()(input_ids=ids).logits[:, -1].flatten().tolist()}
+    with torch.no_grad():
+        logits = model.eval()(input_ids=ids).logits[:, -1]
+    return {"keys": sorted(model.state_dict()), "logits": logits.flatten().tolist()}
 
 
 def start(folder: Path, text: Path) -> dict[str, Any]:
@@ -133,10 +139,13 @@ def look(folder: Path) -> dict[str, Any]:
     return {kind: seen(load(folder / kind)[0], data[0]) for kind in KINDS}
 
 
+VERBS: dict[str, Callable[..., dict[str, Any]]] = {"start": start, "resume": resume, "load": look}
+
+
 def main(result: str, folder: str, verb: str, *text: str) -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    found = {"start": start, "resume": resume, "load": look}[verb](Path(folder), *map(Path, text))
+    found = VERBS[verb](Path(folder), *map(Path, text))
     Path(result).write_text(json.dumps(found | {"transformers": transformers.__version__}), "utf-8")
 
 

@@ -37,9 +37,13 @@ def package(name: str, folder: Path) -> None:
 
 def load_operations() -> None:
     spec = importlib.util.find_spec("transformer_engine")
-    assert spec is not None and spec.submodule_search_locations
+    assert spec is not None
+    assert spec.submodule_search_locations
     root = Path(spec.submodule_search_locations[0])
-    for name in ("transformer_engine", *(f"transformer_engine.{part}" for part in ("common", "pytorch", "pytorch.ops", "pytorch.ops.basic"))):
+    for name in (
+        "transformer_engine",
+        *(f"transformer_engine.{part}" for part in ("common", "pytorch", "pytorch.ops", "pytorch.ops.basic")),
+    ):
         package(name, root.joinpath(*name.split(".")[1:]))
     recipe = importlib.import_module("transformer_engine.common.recipe")
     stand_in(
@@ -102,7 +106,9 @@ def describe(tensor: Tensor) -> list[Any]:
 
 def apply(pipeline: list[Callable[[], nn.Module]], make: Callable[[], Tensor], gradients: bool) -> dict[str, Any]:
     """The caller's tensors before and after a call of the pipeline, and with gradients enabled also their gradients."""
-    model = importlib.import_module("transformer_engine.pytorch.ops.sequential").Sequential(*(operation() for operation in pipeline))
+    model = importlib.import_module("transformer_engine.pytorch.ops.sequential").Sequential(
+        *(operation() for operation in pipeline)
+    )
     given = [make() for _ in range(2 if EXTRA_INPUT in pipeline else 1)]
     for tensor in given:
         if tensor.requires_grad:

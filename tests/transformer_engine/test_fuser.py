@@ -1,4 +1,4 @@
-"""TransformerEngine's fuser leaves the caller's tensors alone under no_grad (the real native stack is not needed for it)."""
+"""TransformerEngine's fuser leaves the caller's tensors alone under no_grad. Needs no native library."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from tests.variants import Variant, run
 WORKER = Path(__file__).with_name("fuser_worker.py")
 RELEASE = "2.13.0"
 PASSED_THROUGH = ("Identity", "MakeExtraOutput")
-"""The operations whose output is the input itself: a pipeline that begins with one hands the caller's tensor to the fuser."""
+"""The operations whose output is their input: a pipeline that begins with one hands the caller's tensor on."""
 
 LEAVES = {"leaf", "parameter", "detached leaf"}
 NON_LEAVES = {"non-leaf", "view of a leaf"}
@@ -64,9 +64,15 @@ def test_with_gradients_enabled_everything_is_as_on_stock(patched: Results, stoc
 
 def test_stock_raises_for_a_non_leaf_that_is_passed_through(stock: Results) -> None:
     failed = {name(result) for result in without_gradients(stock) if "requires_grad" in result.get("error", "")}
-    assert failed == {name(result) for result in stock if result["pipeline"].startswith(PASSED_THROUGH) and result["input"] in NON_LEAVES}
+    assert failed == {
+        name(result)
+        for result in stock
+        if result["pipeline"].startswith(PASSED_THROUGH) and result["input"] in NON_LEAVES
+    }
 
 
 def test_stock_stops_a_leaf_that_is_passed_through_from_training(stock: Results) -> None:
     lost = {name(result) for result in without_gradients(stock) if changed(result)}
-    assert lost == {name(result) for result in stock if result["pipeline"].startswith(PASSED_THROUGH) and result["input"] in LEAVES}
+    assert lost == {
+        name(result) for result in stock if result["pipeline"].startswith(PASSED_THROUGH) and result["input"] in LEAVES
+    }

@@ -1,7 +1,8 @@
 """What the version checks of `transformer_engine/common/__init__.py` say.
 
-`python versions_worker.py RESULT.json CODE FOLDER` runs the checks of the file CODE where the metadata of FOLDER is installed
-beside the transformer_engine on the path. The native library is not there: a check that passes gets as far as missing it.
+`python versions_worker.py RESULT.json CODE FOLDER` runs the checks of the file CODE where the metadata of FOLDER is
+installed beside the transformer_engine on the path. The native library is not there: a check that passes gets as far
+as missing it.
 """
 
 import importlib.util
@@ -25,7 +26,8 @@ def main(result: Path, code: Path, folder: str) -> None:
     sys.path.insert(0, folder)
     os.environ["NVTE_PROJECT_BUILDING"] = "1"  # upstream's own switch: define the checks, load nothing
     spec = importlib.util.spec_from_file_location("checks", code)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     checks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(checks)
     found = {

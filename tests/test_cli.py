@@ -1,0 +1,164 @@
+"""The command line: its exit codes, its one line for an error, and what it needs to be there."""
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+import overlay
+from tests.deliver.conftest import sample, template
+from tests.sample import PROJECT, Sample
+
+__all__ = ["sample", "template"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nothing"],
+        ["lock"],
+        ["lock", "nothing"],
+        ["lock", "complete"],
+        ["lock", "check", "demo==1.0"],
+        ["apply", "--nothing"],
+        ["apply", "--any-commit"],
+        ["apply", "--metadata-from", "x"],
+        ["apply", "--run-upstream-build"],
+        ["apply", "--from-git", "x", "demo==1.0"],
+        ["apply", "--from-git", "x", "--metadata-from", "x", "--run-upstream-build"],
+    ],
+)
+def test_wrong_usage(sample: Sample, arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "overlay", *arguments], cwd=sample.folder, env=sample.environment(), capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: overlay")
+    assert done.stdout == ""
+    assert not sample.out.exists()
+
+
+def test_help_and_version(sample: Sample) -> None:
+    def said(*arguments: str) -> str:
+        command = [sys.executable, "-P", "-m", "overlay", *arguments]
+        return subprocess.run(command, env=sample.environment(), capture_output=True, encoding="utf-8", check=True).stdout
+
+    assert said("--version") == f"modeling-overlay {overlay.__version__}\n"
+    assert "apply" in said("--help")
+    assert "--from-git" in said("apply", "--help")
+
+
+def test_an_error_is_one_line_and_a_traceback_only_with_debug(sample: Sample) -> None:
+    done = sample.apply("demo==9.9")
+    assert done.code == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("overlay: expected one of the pinned releases (demo==1.0, demo==2.0, plain==3.0), found 'demo==9.9': ")
+    done = sample.apply("demo==9.9", "--debug")
+    assert done.code == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("overlay: expected one of the pinned releases")
+
+
+def test_a_release_for_tests_is_not_delivered(sample: Sample) -> None:
+    sample.apply("demo==1.1").fails("expected one of the pinned releases (demo==1.0, demo==2.0, plain==3.0), found 'demo==1.1'")
+
+
+def test_names_are_those_of_the_index(sample: Sample) -> None:
+    sample.apply("Demo==1.0", "demo==1.0", "DEMO==1.0").succeeds()
+    assert [file.name for file in sample.out.glob("*.whl")] == ["demo-1.0+overlay.1-py3-none-any.whl"]
+
+
+def test_progress_goes_to_stderr_in_plain_lines(sample: Sample) -> None:
+    shutil.rmtree(sample.cache)
+    done = sample.apply("demo==1.0").succeeds()
+    assert done.stdout == ""
+    assert "\r" not in done.stderr
+    lines = done.stderr.splitlines()
+    assert all(line.startswith("overlay: ") for line in lines)
+    assert lines[0] == "overlay: looking for demo-1.0-py3-none-any.whl on the package index"
+    assert lines[1].startswith("overlay: demo-1.0-py3-none-any.whl: 0.1 MB")
+    assert lines[-1] == f"overlay: wrote {sample.out}/demo-1.0+overlay.1-py3-none-any.whl"
+
+
+def test_progress_is_a_bar_on_a_terminal(sample: Sample) -> None:
+    shutil.rmtree(sample.cache)
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, 100))
+    running = subprocess.Popen(sample.command("apply", "demo==1.0"), cwd=sample.folder, env=sample.environment(), stderr=slave)
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            read = os.read(master, 4096)
+        except OSError:
+            break
+        if not read:
+            break
+        shown += read
+    os.close(master)
+    assert running.wait() == 0
+    assert b"\rdemo-1.0-py3-none-any.whl:" in shown
+
+
+def test_the_root_is_where_the_lock_is(sample: Sample) -> None:
+    sample.overlay("lock", "check", "--root", sample.folder).fails(f"expected upstream.lock in {sample.folder}, found none", "--root")
+    done = sample.overlay("lock", "check", "--root", "root").succeeds()
+    assert done.stdout == f"{sample.lock} is sound\n"
+
+
+@pytest.mark.parametrize("arguments", [("apply",), ("lock", "check"), ("lock", "update"), ("lock", "complete", "--checkout", "x")])
+@pytest.mark.parametrize("library", ["packaging", "pydantic", "tomlkit", "unearth", "installer", "simple_repository", "httpx2"])
+def test_a_library_that_is_not_installed(sample: Sample, tmp_path: Path, arguments: tuple[str, ...], library: str) -> None:
+    """One line that names the extra, from whichever command misses it; those that do not need it do not."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] == {library!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    sample.variables["PYTHONPATH"] = f"{PROJECT}:{tmp_path}"
+    shutil.rmtree(sample.cache)
+    done = sample.overlay(*arguments)
+    needs = {
+        "apply": {"packaging", "pydantic", "unearth", "installer", "simple_repository", "httpx2"},
+        "check": {"packaging", "pydantic"},
+        "update": {"packaging", "pydantic", "unearth", "installer", "httpx2"},
+        "complete": {"packaging", "pydantic"},
+    }[arguments[min(len(arguments), 2) - 1]]
+    if library in needs:
+        done.fails(f"expected the library {library}", "found none: this command needs the extra `queue`: pip install 'modeling-overlay[queue]'")
+        assert not sample.out.exists()
+        assert not sample.patched.exists()
+    else:
+        assert "expected the library" not in done.stderr
+
+
+def test_a_python_without_any_of_them(sample: Sample) -> None:
+    """The interpreter that this environment was made from, without its packages (-S)."""
+    done = subprocess.run(
+        [sys._base_executable, "-S", "-P", *sample.command("apply")[2:]], env=sample.environment(), capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("overlay: expected the library packaging, found none: this command needs the extra `queue`")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_closed_pipe_is_no_traceback(sample: Sample) -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *sample.command("lock", "check")], cwd=sample.folder, env=sample.environment(), capture_output=True, encoding="utf-8", check=False
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_no_home(sample: Sample) -> None:
+    sample.variables.update({"XDG_CACHE_HOME": None, "HOME": "/proc/nowhere"})
+    sample.apply().fails("/proc/nowhere/.cache/modeling-overlay", "XDG_CACHE_HOME")

@@ -1,0 +1,102 @@
+"""Every command in README.md works, in a fresh clone, in the order in which they stand there."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from overlay.queue import lock, source
+
+from tests.variants import ROOT
+
+README = (ROOT / "README.md").read_text("utf-8")
+COMMANDS = [
+    line.partition(" #")[0].strip()
+    for block in re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    for line in block.splitlines()
+    if line.partition("#")[0].strip()
+]
+CHECKOUT_RELEASE = "5.22.2"
+
+
+def test_no_code_block_is_left_out() -> None:
+    assert len(COMMANDS) == len(set(COMMANDS)) >= 10
+    assert set(re.findall(r"^```(\S+)$", README, re.MULTILINE)) == {"sh"}
+
+
+def test_continuous_integration_runs_the_tests_as_the_readme_gives_them() -> None:
+    assert "scripts/test.sh" in COMMANDS
+    assert (ROOT / ".ci" / "run").read_text("utf-8").splitlines()[-1] == "scripts/test.sh"
+
+
+class Clone:
+    """A fresh clone with a checkout of upstream beside it, and an empty virtual environment that is active."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "modeling-overlay"
+        self.environment = folder / "environment"
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+        for name in filter(None, names):
+            if (ROOT / name).is_file():
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.folder / name)
+        self.git(self.folder, "init", "--quiet")
+        subprocess.run([sys.executable, "-m", "venv", str(self.environment)], check=True)
+        (self.environment / "bin" / "uv").symlink_to(Path(sys.executable).parent / "uv")
+        self.commit = self.checkout(folder / "transformers")
+
+    def git(self, folder: Path, *arguments: str) -> str:
+        identity = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.org")
+        done = subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def checkout(self, folder: Path) -> str:
+        """A repository with the files of a release where upstream's git tree has them; gives its commit."""
+        project, package, release = lock.read(ROOT / "upstream.lock").find(f"transformers=={CHECKOUT_RELEASE}")
+        with zipfile.ZipFile(source.fetch(project, release.wheel)) as wheel:
+            names = [name for name in wheel.namelist() if name.startswith(f"{project}/")]
+            wheel.extractall(folder / package.prefix, names)
+        self.git(folder, "init", "--quiet")
+        self.git(folder, "add", "--force", ".")
+        self.git(folder, "commit", "--quiet", "--message", "upstream")
+        return self.git(folder, "rev-parse", "HEAD")
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
+        kept["PATH"] = f"{self.environment / 'bin'}{os.pathsep}{kept['PATH']}"
+        kept |= {"VIRTUAL_ENV": str(self.environment), "PIP_NO_COMPILE": "1", "PYTHON": sys.executable}
+        return subprocess.run(["bash", "-c", command], cwd=self.folder, env=kept, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    return Clone(tmp_path_factory.mktemp("readme"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(command: str, clone: Clone) -> None:
+    done = clone.run(prepared(command, clone))
+    assert done.returncode == 0, done.stderr
+    expected = re.search(r"-c (dist\S*)/constraints\.txt transformers$", command)
+    if expected:
+        constraints = (clone.folder / expected[1] / "constraints.txt").read_text("utf-8")
+        version = re.search(r"^transformers==(\S+)", constraints, re.MULTILINE)
+        assert version is not None
+        assert clone.run("pip freeze").stdout.count(f"transformers=={version[1]}\n") == 1
+        checked = clone.run("pip check")
+        assert checked.returncode == 0, checked.stdout
+
+
+def prepared(command: str, clone: Clone) -> str:
+    """The command as the test runs it: what would run this test again, or needs another torch, only collects its tests."""
+    if command.startswith("scripts/test.sh"):
+        return f"{command} --collect-only --quiet"
+    if "lock complete" in command:
+        pins = clone.folder / "upstream.lock"
+        pins.write_text(pins.read_text("utf-8").replace('id = "cdb75de"', f'id = "{clone.commit[:7]}"'), encoding="utf-8")
+    return command
