@@ -160,7 +160,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-
 def _root(options: argparse.Namespace) -> Path:
     root: Path = (options.root or Path(__file__).resolve().parent.parent).resolve()
     if not (root / "upstream.lock").is_file():

@@ -1,6 +1,5 @@
 """The one exception that a user of `overlay` meets."""
 
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,24 +1,31 @@
 """A small upstream of the tests' own, with everything around it: git checkout, wheels, package index, lock and patches.
 
-Project `demo` has a prefix in git and a version file, as transformers has; `plain` has neither, as TransformerEngine. The
-whole of it is made once (`make`) and copied for each test (`Sample`), which may then break what it likes.
+Project `demo` has a prefix in git and a version file, as transformers has; `plain` has neither, as TransformerEngine.
+The whole of it is made once (`make`) and copied for each test (`Sample`), which may then break what it likes.
 """
 
 import base64
 import csv
 import hashlib
+import importlib
 import io
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
+import traceback
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import NoReturn
+
+from overlay import cli
 
 PROJECT = Path(__file__).resolve().parents[1]
 WHEELS = ("demo-1.0", "demo-1.1", "demo-2.0", "plain-3.0")
@@ -235,7 +242,11 @@ def make(folder: Path) -> "Sample":
         commits[checkout.name] = _repository(checkout, project, version, prefix)
         files = upstream(project, version)
         first = "kernel" if version == "2.0" else "core"
-        core = _changed(files[f"{project}/core.py"], f"def {first}_30(value):\n    return value + 30", f"def {first}_30(value):\n    return value - 30")
+        core = _changed(
+            files[f"{project}/core.py"],
+            f"def {first}_30(value):\n    return value + 30",
+            f"def {first}_30(value):\n    return value - 30",
+        )
         block = _changed(files[f"{project}/layers/block.py"], "return value + 7\n", "return value * 7\n")
         again = _changed(core, "return value + 50\n", "return value * 50\n")
         changes = [
@@ -272,7 +283,7 @@ class Done:
         return self
 
     def fails(self, *parts: str, code: int = 1) -> str:
-        """Its one line of error, in which each of `parts` must stand in this order; lines of progress may come before it."""
+        """Its one line of error, which must hold `parts` in this order; lines of progress may come before it."""
         assert self.code == code, f"{self.arguments} exited {self.code}:\n{self.stdout}{self.stderr}"
         lines = self.stderr.splitlines()
         assert lines, f"{self.arguments} said nothing"
@@ -323,7 +334,7 @@ class Sample:
         return self.root / "overlay" / "patched"
 
     def environment(self) -> dict[str, str]:
-        """The environment of a command: this machine's, without what could change the result, and with the sample's own places."""
+        """The environment of a command: this machine's, without what could change the result, and with own places."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -343,28 +354,43 @@ class Sample:
     def command(self, *arguments: str | Path) -> list[str]:
         """The command line of `overlay` with the sample's root; `apply` gets its --out, if none is given."""
         words = [str(argument) for argument in arguments]
-        place = next((index for index, word in enumerate(words) if word not in ("apply", "lock", "check", "update", "complete")), len(words))
+        place = next(
+            (index for index, word in enumerate(words) if word not in ("apply", "lock", "check", "update", "complete")),
+            len(words),
+        )
         options = [] if "--root" in words else ["--root", str(self.root)]
         if words[:1] == ["apply"] and "--out" not in words:
             options += ["--out", str(self.out)]
         return [sys.executable, "-P", "-m", "overlay", *words[:place], *options, *words[place:]]
 
-    def overlay(self, *arguments: str | Path, cwd: Path | None = None, prefix: Sequence[str] = ()) -> Done:
-        """Runs `overlay` as a user does, as a command of its own; `prefix` goes before it (`unshare -n`)."""
+    def overlay(
+        self, *arguments: str | Path, cwd: Path | None = None, prefix: Sequence[str] = (), own: bool = False
+    ) -> Done:
+        """Runs `overlay` and waits for it: in a fork of this process, which has everything imported, or, more slowly,
+        as a command of its `own`; that goes too where a `prefix` comes before it (`unshare -n`).
+        """
         command = [*prefix, *self.command(*arguments)]
+        where = cwd or self.folder
+        if not prefix and not own:
+            return Done(command, *_forked(command[4:], where, self.environment()))
         done = subprocess.run(
-            command, cwd=cwd or self.folder, env=self.environment(), capture_output=True, encoding="utf-8", errors="surrogateescape", timeout=120, check=False
+            command, cwd=where, env=self.environment(), capture_output=True, encoding="utf-8", timeout=120, check=False
         )
         return Done(command, done.returncode, done.stdout, done.stderr)
 
-    def apply(self, *arguments: str | Path, **options: Path) -> Done:
+    def apply(self, *arguments: str | Path) -> Done:
         """`overlay apply` into `out`."""
-        return self.overlay("apply", *arguments, **options)
+        return self.overlay("apply", *arguments)
 
     def start(self, *arguments: str | Path) -> "subprocess.Popen[str]":
         """Starts `overlay` and does not wait."""
         return subprocess.Popen(
-            self.command(*arguments), cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
         )
 
     def list_page(self, project: str, hashes: bool = True) -> None:
@@ -382,7 +408,9 @@ class Sample:
 
     def cached(self, name: str = "demo-1.0") -> Path:
         """Where the cache keeps that wheel, as the lock pins it."""
-        found = re.search(rf'"({re.escape(name)}-py3-none-any\.whl)", size = \d+, sha256 = "([0-9a-f]+)"', self.lock.read_text())
+        found = re.search(
+            rf'"({re.escape(name)}-py3-none-any\.whl)", size = \d+, sha256 = "([0-9a-f]+)"', self.lock.read_text()
+        )
         assert found is not None
         return self.cache / "modeling-overlay" / "artefacts" / found[2] / found[1]
 
@@ -393,12 +421,14 @@ class Sample:
         self.lock.write_text(text.replace(old, new), encoding="utf-8")
 
     def offer(self, content: bytes, name: str = "demo-1.0") -> None:
-        """Puts another wheel in place of a stock one, and pins it: its sha256 is right, whatever else is wrong with it."""
+        """Puts another wheel in place of a stock one, and pins it: its sha256 is right, whatever else is not."""
         file = self.wheel(name)
         old = file.read_bytes()
         file.write_bytes(content)
         self.list_page(name.partition("-")[0])
-        self.edit(f'size = {len(old)}, sha256 = "{digest(old)}"', f'size = {len(content)}, sha256 = "{digest(content)}"')
+        self.edit(
+            f'size = {len(old)}, sha256 = "{digest(old)}"', f'size = {len(content)}, sha256 = "{digest(content)}"'
+        )
 
     def patch(self, number: int, series: str = "demo-1.0-1.1") -> Path:
         """A patch of a series, by its number."""
@@ -411,6 +441,47 @@ class Sample:
         assert text.count(old) == 1, f"{old!r} is in {file.name} {text.count(old)} times"
         file.write_bytes(text.replace(old, new).encode())
         return file
+
+
+def _forked(arguments: Sequence[str], where: Path, environment: Mapping[str, str]) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of the command line in a fork of this process."""
+    for name in ("deliver.apply", "deliver.index", "deliver.relock", "deliver.tree"):
+        importlib.import_module(f"overlay.{name}")
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        child = os.fork()
+        if child == 0:
+            _become(arguments, where, environment, (stdout.fileno(), stderr.fileno()))
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said = []
+        for file in (stdout, stderr):
+            file.seek(0)
+            said.append(file.read().decode("utf-8", "surrogateescape"))
+    return code, said[0], said[1]
+
+
+def _become(
+    arguments: Sequence[str], where: Path, environment: Mapping[str, str], outputs: tuple[int, int]
+) -> NoReturn:
+    code = 99
+    try:
+        signal.alarm(120)
+        for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), *outputs)):
+            os.dup2(descriptor, number)
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(where)
+        tempfile.tempdir = None
+        cli.main(arguments)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def copy(template: Sample, folder: Path) -> Sample:

@@ -36,7 +36,12 @@ __all__ = ["sample", "template"]
 )
 def test_wrong_usage(sample: Sample, arguments: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "overlay", *arguments], cwd=sample.folder, env=sample.environment(), capture_output=True, encoding="utf-8", check=False
+        [sys.executable, "-P", "-m", "overlay", *arguments],
+        cwd=sample.folder,
+        env=sample.environment(),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     assert done.returncode == 2
     assert done.stderr.startswith("usage: overlay")
@@ -47,7 +52,9 @@ def test_wrong_usage(sample: Sample, arguments: list[str]) -> None:
 def test_help_and_version(sample: Sample) -> None:
     def said(*arguments: str) -> str:
         command = [sys.executable, "-P", "-m", "overlay", *arguments]
-        return subprocess.run(command, env=sample.environment(), capture_output=True, encoding="utf-8", check=True).stdout
+        return subprocess.run(
+            command, env=sample.environment(), capture_output=True, encoding="utf-8", check=True
+        ).stdout
 
     assert said("--version") == f"modeling-overlay {overlay.__version__}\n"
     assert "apply" in said("--help")
@@ -59,7 +66,9 @@ def test_an_error_is_one_line_and_a_traceback_only_with_debug(sample: Sample) ->
     assert done.code == 1
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("overlay: expected one of the pinned releases (demo==1.0, demo==2.0, plain==3.0), found 'demo==9.9': ")
+    assert done.stderr.startswith(
+        "overlay: expected one of the pinned releases (demo==1.0, demo==2.0, plain==3.0), found 'demo==9.9': "
+    )
     done = sample.apply("demo==9.9", "--debug")
     assert done.code == 1
     assert "Traceback (most recent call last)" in done.stderr
@@ -67,7 +76,9 @@ def test_an_error_is_one_line_and_a_traceback_only_with_debug(sample: Sample) ->
 
 
 def test_a_release_for_tests_is_not_delivered(sample: Sample) -> None:
-    sample.apply("demo==1.1").fails("expected one of the pinned releases (demo==1.0, demo==2.0, plain==3.0), found 'demo==1.1'")
+    sample.apply("demo==1.1").fails(
+        "expected one of the pinned releases (demo==1.0, demo==2.0, plain==3.0), found 'demo==1.1'"
+    )
 
 
 def test_names_are_those_of_the_index(sample: Sample) -> None:
@@ -91,7 +102,9 @@ def test_progress_is_a_bar_on_a_terminal(sample: Sample) -> None:
     shutil.rmtree(sample.cache)
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (24, 100))
-    running = subprocess.Popen(sample.command("apply", "demo==1.0"), cwd=sample.folder, env=sample.environment(), stderr=slave)
+    running = subprocess.Popen(
+        sample.command("apply", "demo==1.0"), cwd=sample.folder, env=sample.environment(), stderr=slave
+    )
     os.close(slave)
     shown = b""
     while True:
@@ -108,14 +121,22 @@ def test_progress_is_a_bar_on_a_terminal(sample: Sample) -> None:
 
 
 def test_the_root_is_where_the_lock_is(sample: Sample) -> None:
-    sample.overlay("lock", "check", "--root", sample.folder).fails(f"expected upstream.lock in {sample.folder}, found none", "--root")
+    sample.overlay("lock", "check", "--root", sample.folder).fails(
+        f"expected upstream.lock in {sample.folder}, found none", "--root"
+    )
     done = sample.overlay("lock", "check", "--root", "root").succeeds()
     assert done.stdout == f"{sample.lock} is sound\n"
 
 
-@pytest.mark.parametrize("arguments", [("apply",), ("lock", "check"), ("lock", "update"), ("lock", "complete", "--checkout", "x")])
-@pytest.mark.parametrize("library", ["packaging", "pydantic", "tomlkit", "unearth", "installer", "simple_repository", "httpx2"])
-def test_a_library_that_is_not_installed(sample: Sample, tmp_path: Path, arguments: tuple[str, ...], library: str) -> None:
+@pytest.mark.parametrize(
+    "arguments", [("apply",), ("lock", "check"), ("lock", "update"), ("lock", "complete", "--checkout", "x")]
+)
+@pytest.mark.parametrize(
+    "library", ["packaging", "pydantic", "tomlkit", "unearth", "installer", "simple_repository", "httpx2"]
+)
+def test_a_library_that_is_not_installed(
+    sample: Sample, tmp_path: Path, arguments: tuple[str, ...], library: str
+) -> None:
     """One line that names the extra, from whichever command misses it; those that do not need it do not."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
@@ -127,7 +148,7 @@ def test_a_library_that_is_not_installed(sample: Sample, tmp_path: Path, argumen
     )
     sample.variables["PYTHONPATH"] = f"{PROJECT}:{tmp_path}"
     shutil.rmtree(sample.cache)
-    done = sample.overlay(*arguments)
+    done = sample.overlay(*arguments, own=True)
     needs = {
         "apply": {"packaging", "pydantic", "unearth", "installer", "simple_repository", "httpx2"},
         "check": {"packaging", "pydantic"},
@@ -135,7 +156,10 @@ def test_a_library_that_is_not_installed(sample: Sample, tmp_path: Path, argumen
         "complete": {"packaging", "pydantic"},
     }[arguments[min(len(arguments), 2) - 1]]
     if library in needs:
-        done.fails(f"expected the library {library}", "found none: this command needs the extra `queue`: pip install 'modeling-overlay[queue]'")
+        done.fails(
+            f"expected the library {library}",
+            "found none: this command needs the extra `queue`: pip install 'modeling-overlay[queue]'",
+        )
         assert not sample.out.exists()
         assert not sample.patched.exists()
     else:
@@ -145,16 +169,27 @@ def test_a_library_that_is_not_installed(sample: Sample, tmp_path: Path, argumen
 def test_a_python_without_any_of_them(sample: Sample) -> None:
     """The interpreter that this environment was made from, without its packages (-S)."""
     done = subprocess.run(
-        [sys._base_executable, "-S", "-P", *sample.command("apply")[2:]], env=sample.environment(), capture_output=True, encoding="utf-8", check=False
+        [getattr(sys, "_base_executable", sys.executable), "-S", "-P", *sample.command("apply")[2:]],
+        env=sample.environment(),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("overlay: expected the library packaging, found none: this command needs the extra `queue`")
+    assert done.stderr.startswith(
+        "overlay: expected the library packaging, found none: this command needs the extra `queue`"
+    )
     assert done.stderr.count("\n") == 1
 
 
 def test_a_closed_pipe_is_no_traceback(sample: Sample) -> None:
     done = subprocess.run(
-        ["sh", "-c", '"$@" >&-', "sh", *sample.command("lock", "check")], cwd=sample.folder, env=sample.environment(), capture_output=True, encoding="utf-8", check=False
+        ["sh", "-c", '"$@" >&-', "sh", *sample.command("lock", "check")],
+        cwd=sample.folder,
+        env=sample.environment(),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     assert "Traceback" not in done.stderr
 

@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from overlay.queue import lock, source
 
+from overlay.queue import lock, source
 from tests.variants import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -70,7 +70,9 @@ class Clone:
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
         kept["PATH"] = f"{self.environment / 'bin'}{os.pathsep}{kept['PATH']}"
         kept |= {"VIRTUAL_ENV": str(self.environment), "PIP_NO_COMPILE": "1", "PYTHON": sys.executable}
-        return subprocess.run(["bash", "-c", command], cwd=self.folder, env=kept, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            ["bash", "-c", command], cwd=self.folder, env=kept, capture_output=True, text=True, check=False
+        )
 
 
 @pytest.fixture(scope="module")
@@ -98,5 +100,7 @@ def prepared(command: str, clone: Clone) -> str:
         return f"{command} --collect-only --quiet"
     if "lock complete" in command:
         pins = clone.folder / "upstream.lock"
-        pins.write_text(pins.read_text("utf-8").replace('id = "cdb75de"', f'id = "{clone.commit[:7]}"'), encoding="utf-8")
+        pins.write_text(
+            pins.read_text("utf-8").replace('id = "cdb75de"', f'id = "{clone.commit[:7]}"'), encoding="utf-8"
+        )
     return command

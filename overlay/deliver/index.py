@@ -75,14 +75,16 @@ def constraints(products: Iterable[Product]) -> str:
     """
     rows = [
         "# The wheels beside this file: pip install -c constraints.txt transformers",
-        "# With a hash, pip wants one for every package that it installs: where all of yours have one, take out the '# '"
-        " before --hash.",
+        "# With a hash, pip wants one for every package that it installs: where all of yours have one, take out the"
+        " '# ' before --hash.",
     ]
     active: set[str] = set()
     for product in products:
         row = f"{product.project}=={product.version}  # --hash=sha256:{product.sha256}"
         if product.project in active:
-            rows.append(f"# One version of {product.project} can be active; for this one, move the first '# ' to the other line:")
+            rows.append(
+                f"# One version of {product.project} can be active; for this one, move the '# ' to the other line:"
+            )
             row = f"# {row}"
         active.add(product.project)
         rows.append(row)

@@ -78,6 +78,8 @@ def _held(folder: Path) -> Iterator[bool]:
         yield True
     finally:
         os.close(descriptor)
+
+
 def check(target: Path) -> None:
     """Whether `target` can be replaced, asked before work is done for it. Raises OverlayError as `replaced` does."""
     _check(Path(os.path.realpath(target)))
@@ -115,7 +117,7 @@ def _link_others(source: Path, staging: Path, ours: Callable[[str], bool], insid
         path = f"{inside}{entry.name}"
         copy = staging / entry.name
         folder = entry.is_dir(follow_symlinks=False)
-        if ours(path) and not folder or folder and _only_ours(Path(entry.path), ours, f"{path}/"):
+        if _only_ours(Path(entry.path), ours, f"{path}/") if folder else ours(path):
             continue
         if os.path.lexists(copy) and not (folder and copy.is_dir()):
             raise OverlayError(

@@ -89,7 +89,8 @@ class Checkout:
                 file.chmod(0o755 if modes[path] == "100755" else 0o644)
                 continue
             target = os.fsdecode(content)
-            if os.path.normpath(os.path.join("/tree", os.path.dirname(path), target)).split("/")[1:2] != ["tree"]:  # noqa: PTH118, PTH120
+            leads = os.path.normpath(Path("/tree", path).parent / target)
+            if not f"{leads}/".startswith("/tree/"):
                 raise OverlayError(f"{self.folder}: {path}: expected a link inside the tree, found one to {target!r}")
             file.symlink_to(target)
 
@@ -113,8 +114,8 @@ class Checkout:
         submodule = next((path for path, mode in modes.items() if mode == "160000"), None)
         if submodule is not None:
             raise OverlayError(
-                f"{self.folder}: {submodule}: expected a file, found a submodule, whose content git does not have here: "
-                "use --metadata-from"
+                f"{self.folder}: {submodule}: expected a file, found a submodule, whose content git does not have "
+                "here: use --metadata-from"
             )
         wanted = "".join(f"{self.commit}:{path}\n" for path in modes)
         stream = git.run("cat-file", "--batch", folder=self.folder, stdin=wanted.encode("utf-8")).stdout

@@ -83,11 +83,7 @@ def read(folder: Path) -> Series:
             f"expected the list of patches at {listing}, found no such file: restore it, or name another series in "
             "upstream.lock"
         )
-    names = [
-        text
-        for text in (row.partition("#")[0].strip() for row in _text(listing).splitlines())
-        if text
-    ]
+    names = [text for text in (row.partition("#")[0].strip() for row in _text(listing).splitlines()) if text]
     if not names:
         raise OverlayError(f"{listing}: expected the name of a patch on each line, found none: name at least one")
     for name in names:
@@ -219,9 +215,7 @@ def _content(
         elif path and row.startswith("index "):
             found = re.fullmatch(r"index ([0-9a-f]+)\.\.[0-9a-f]+(?: ([0-7]{6}))?", row)
             if found is None:
-                raise OverlayError(
-                    f"{where}: expected 'index BLOB..BLOB MODE', found {row!r}: export the patch again"
-                )
+                raise OverlayError(f"{where}: expected 'index BLOB..BLOB MODE', found {row!r}: export the patch again")
             before[path] = found[1]
             _regular(where, found[2])
         elif path and (found := re.match(r"(new file mode|deleted file mode|old mode|new mode)\s+(\S*)", row)):
@@ -348,5 +342,6 @@ def _explain(patches: Sequence[Patch], pre_images: Mapping[str, bytes], tree: Pa
             f"found {found}: use the series of this release, or export the patch again"
         )
     raise OverlayError(
-        f"{patch.file}: git apply failed: {said.splitlines()[0] if said else 'without a message'}: export the patch again"
+        f"{patch.file}: git apply failed: {said.splitlines()[0] if said else 'without a message'}: export the patch "
+        "again"
     )

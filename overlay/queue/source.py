@@ -50,7 +50,8 @@ def read(project: str, artefact: Artefact) -> bytes:
 
 
 def ensure(project: str, artefact: Artefact) -> None:
-    """Fetches `artefact` if the cache does not have it. Raises OverlayError as `read` does; looks at no byte of what is there."""
+    """Fetches `artefact` if the cache does not have it, and looks at no byte of what is there. Raises OverlayError as
+    `read` does."""
     if not path(artefact).is_file():
         with cache.locked(f"artefact-{artefact.sha256}"):
             if not path(artefact).is_file():
@@ -177,7 +178,6 @@ class PipSettings:
         client.auth = MultiDomainBasicAuth(prompting=False, index_urls=self.index_urls)
         return client
 
-
     def _proxies_of_trusted_hosts(self) -> "Mapping[str, BaseTransport]":
         """Connections to trusted hosts through the proxy: unearth makes them without one."""
         from urllib.request import getproxies, proxy_bypass
@@ -294,16 +294,16 @@ def _save(client: "PyPIClient", link: "Link", file: Path, artefact: Artefact) ->
                 progress.advance(len(chunk))
     except httpx2.HTTPError as error:
         raise OverlayError(
-            f"{_shown(link.url_without_fragment)}: expected {artefact.size} bytes, found {size} and then: {_reason(error)}: check the "
-            "network and run this again"
+            f"{_shown(link.url_without_fragment)}: expected {artefact.size} bytes, found {size} and then: "
+            f"{_reason(error)}: check the network and run this again"
         ) from None
     if size != artefact.size or digest.hexdigest() != artefact.sha256:
         found = (
             f"more than {artefact.size} bytes" if size > artefact.size else f"{size} bytes with {digest.hexdigest()}"
         )
         raise OverlayError(
-            f"{_shown(link.url_without_fragment)}: expected {artefact.size} bytes with sha256 {artefact.sha256}, found {found}: the "
-            "download was cut or is another file, nothing was kept, run this again"
+            f"{_shown(link.url_without_fragment)}: expected {artefact.size} bytes with sha256 {artefact.sha256}, found "
+            f"{found}: the download was cut or is another file, nothing was kept, run this again"
         )
 
 

@@ -46,8 +46,10 @@ class Speed:
             (
                 f"building {RELEASE} from a warm cache, index included; median of {ROUNDS}, interleaved",
                 f"  scripts/apply.sh                       {self.apply:6.2f} s",
-                f"  sha256sum and cp of the wheel          {self.copy:6.2f} s   ratio {self.to_copy:5.1f} (at most 10; aim 5)",
-                f"  wheel unpack, git apply, wheel pack    {self.by_hand:6.2f} s   ratio {self.to_by_hand:5.2f} (at most 0.17)",
+                f"  sha256sum and cp of the wheel          {self.copy:6.2f} s   ratio {self.to_copy:5.1f} (at "
+                "most 10; aim 5)",
+                f"  wheel unpack, git apply, wheel pack    {self.by_hand:6.2f} s   ratio "
+                f"{self.to_by_hand:5.2f} (at most 0.17)",
             )
         )
 

@@ -9,7 +9,8 @@ from tests.sample import Sample, copy, make
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    return make(tmp_path_factory.mktemp("template"))
+    folder = tmp_path_factory.getbasetemp() / "template"
+    return Sample(folder) if folder.exists() else make(folder)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from overlay.queue import lock, source
 
+from overlay.queue import lock, source
 from tests import variants
 from tests.deliver.test_release_wheels import copied_root
 
@@ -31,7 +31,10 @@ def second_revision(tmp_path_factory: pytest.TempPathFactory) -> Path:
     revision = pins.packages["transformers"].releases[position].revision
     assert revision == 1
     lock.write(path, {(*at, "revision"): 2, (*at, "built"): None})
-    for arguments in (["lock", "update", f"transformers=={STOCK}"], ["apply", f"transformers=={STOCK}", "--out", str(folder / "dist")]):
+    for arguments in (
+        ["lock", "update", f"transformers=={STOCK}"],
+        ["apply", f"transformers=={STOCK}", "--out", str(folder / "dist")],
+    ):
         command = [sys.executable, "-P", "-m", "overlay", *arguments, "--root", str(root)]
         subprocess.run(command, env=os.environ | {"PYTHONPATH": str(variants.ROOT)}, check=True)
     return folder / "dist"
@@ -75,16 +78,40 @@ class Environment:
         """The version of transformers that is there afterwards."""
         python = self.folder / "bin" / "python"
         if self.installer == "pip":
-            command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", "--extra-index-url", index]
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "--python",
+                str(python),
+                "install",
+                "--quiet",
+                "--no-compile",
+                "--extra-index-url",
+                index,
+            ]
         else:
-            command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python), "--index", index]
+            command = [
+                sys.executable,
+                "-m",
+                "uv",
+                "pip",
+                "install",
+                "--quiet",
+                "--python",
+                str(python),
+                "--index",
+                index,
+            ]
         done = subprocess.run([*command, "--no-deps", *arguments], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return self.version()
 
     def version(self) -> str:
         code = "import importlib.metadata; print(importlib.metadata.version('transformers'))"
-        return subprocess.run([str(self.folder / "bin" / "python"), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            [str(self.folder / "bin" / "python"), "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
 
 @pytest.fixture(params=["pip", "uv"])
@@ -99,7 +126,9 @@ def stock() -> str:
     return str(source.fetch(project, release.wheel))
 
 
-def test_over_http_into_an_empty_environment(environment: Environment, first_revision: Path, served: Callable[[Path], str]) -> None:
+def test_over_http_into_an_empty_environment(
+    environment: Environment, first_revision: Path, served: Callable[[Path], str]
+) -> None:
     constraints = str(first_revision / "constraints.txt")
     assert environment.install("transformers==5.14.1", "-c", constraints, index=served(first_revision)) == FIRST
 
@@ -110,13 +139,22 @@ def test_over_stock_and_over_an_older_revision(
     first, second = (folder.joinpath("simple").as_uri() for folder in (first_revision, second_revision))
     assert environment.install(stock, index=first) == STOCK
     assert environment.install("transformers==5.14.1", index=first) == STOCK, "a bare version leaves stock in place"
-    assert environment.install("transformers==5.14.1", "-c", str(first_revision / "constraints.txt"), index=first) == FIRST
+    assert (
+        environment.install("transformers==5.14.1", "-c", str(first_revision / "constraints.txt"), index=first) == FIRST
+    )
     assert environment.install("transformers==5.14.1", index=second) == FIRST, "and an older revision too"
-    assert environment.install("transformers==5.14.1", "-c", str(second_revision / "constraints.txt"), index=second) == SECOND
+    assert (
+        environment.install("transformers==5.14.1", "-c", str(second_revision / "constraints.txt"), index=second)
+        == SECOND
+    )
 
 
-def test_with_the_hash_an_exchanged_wheel_is_refused(environment: Environment, first_revision: Path, tmp_path: Path) -> None:
-    line = next(row for row in (first_revision / "constraints.txt").read_text().splitlines() if row.startswith("transformers=="))
+def test_with_the_hash_an_exchanged_wheel_is_refused(
+    environment: Environment, first_revision: Path, tmp_path: Path
+) -> None:
+    line = next(
+        row for row in (first_revision / "constraints.txt").read_text().splitlines() if row.startswith("transformers==")
+    )
     pinned, exchanged = tmp_path / "pinned.txt", tmp_path / "exchanged.txt"
     pinned.write_text(line.replace("# --hash", "--hash"))
     exchanged.write_text(re.sub("sha256:.*", "sha256:" + "0" * 64, pinned.read_text()))

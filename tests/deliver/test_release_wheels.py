@@ -15,13 +15,15 @@ from pathlib import Path
 
 import pytest
 from installer.sources import WheelFile
-from overlay.queue import git, lock, source
 
+from overlay.queue import git, lock, source
 from tests import variants
 
 LOCK = lock.read(variants.ROOT / "upstream.lock")
 DELIVERED = [(name, release) for name, _, release in LOCK.deliveries()]
-each_release = pytest.mark.parametrize(("name", "release"), DELIVERED, ids=[f"{name}-{release.version}" for name, release in DELIVERED])
+each_release = pytest.mark.parametrize(
+    ("name", "release"), DELIVERED, ids=[f"{name}-{release.version}" for name, release in DELIVERED]
+)
 
 
 def built(release: lock.Release) -> Path:
@@ -45,7 +47,10 @@ def test_record_is_true_to_the_bytes(name: str, release: lock.Release) -> None:
         for path, digest, size in rows:
             if path != record:
                 content = wheel.read(path)
-                assert digest == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+                assert (
+                    digest
+                    == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+                )
                 assert int(size) == len(content)
         WheelFile(wheel).validate_record(validate_contents=True)
 
@@ -68,7 +73,9 @@ def test_differs_from_upstream_in_the_named_files_only(name: str, release: lock.
     files = {file.path: file for file in release.files}
     with zipfile.ZipFile(source.fetch(name, release.wheel)) as stock, zipfile.ZipFile(built(release)) as patched:
         for entry in stock.infolist():
-            path = entry.filename.replace(f"{name}-{release.version}.dist-info/", f"{name}-{release.local_version}.dist-info/")
+            path = entry.filename.replace(
+                f"{name}-{release.version}.dist-info/", f"{name}-{release.local_version}.dist-info/"
+            )
             before, after = stock.read(entry), patched.read(path)
             if entry.filename in files:
                 assert git.blob_id(before) == files[entry.filename].before
@@ -81,6 +88,13 @@ def test_differs_from_upstream_in_the_named_files_only(name: str, release: lock.
         assert len(patched.namelist()) == len(stock.namelist())
 
 
+@each_release
+def test_installer_takes_it(name: str, release: lock.Release, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "installer", "--no-compile-bytecode", "--validate-record", "all"]
+    subprocess.run([*command, "--destdir", str(tmp_path), str(built(release))], check=True)
+    assert len(list(tmp_path.rglob(f"{name}-{release.local_version}.dist-info/RECORD"))) == 1
+
+
 def pythons() -> list[str]:
     """One interpreter for each Python that is on this machine, beside the one that runs the tests."""
     found = {sys.version_info[:2]: sys.executable}
@@ -88,7 +102,10 @@ def pythons() -> list[str]:
     for minor in (11, 12, 13, 14):
         for folder in folders:
             program = shutil.which(f"python3.{minor}", path=folder)
-            works = program and subprocess.run([program, "-c", "import venv, ensurepip"], capture_output=True).returncode == 0
+            works = (
+                program
+                and subprocess.run([program, "-c", "import venv, ensurepip"], capture_output=True).returncode == 0
+            )
             if program and works:
                 found.setdefault((3, minor), program)
     return [program for version, program in sorted(found.items()) if version != sys.version_info[:2]]
@@ -121,13 +138,17 @@ def test_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
     second = apply(two, others[-1] if others else sys.executable, 0o077, "Asia/Kolkata", clock="2")
     assert first == second
     here = variants.products()
-    assert first == {str(path.relative_to(here)): path.read_bytes() for path in sorted(here.rglob("*")) if path.is_file()}
+    assert first == {
+        str(path.relative_to(here)): path.read_bytes() for path in sorted(here.rglob("*")) if path.is_file()
+    }
     assert sorted(first) == [
         "constraints.txt",
         "simple/index.html",
         "simple/transformer-engine/index.html",
         "simple/transformers/index.html",
-        *sorted(f"{release.built.file}{suffix}" for _, release in DELIVERED if release.built for suffix in ("", ".metadata")),
+        *sorted(
+            f"{release.built.file}{suffix}" for _, release in DELIVERED if release.built for suffix in ("", ".metadata")
+        ),
     ]
     assert modes(one / "root" / "overlay" / "patched") == {0o644}
     if not others:

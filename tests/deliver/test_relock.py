@@ -14,7 +14,10 @@ from tests.sample import Sample, commit, git, snapshot, upstream
 def without_network() -> list[str]:
     """A command that runs another one without any network; skips where this machine lets nobody have one."""
     command = ["unshare", "--user", "--map-root-user", "--net"]
-    if shutil.which("unshare") is None or subprocess.run([*command, "true"], capture_output=True, check=False).returncode != 0:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*command, "true"], capture_output=True, check=False).returncode != 0
+    ):
         pytest.skip("unshare --net is not to be had here")
     return command
 
@@ -22,7 +25,9 @@ def without_network() -> list[str]:
 def releases(sample: Sample) -> dict[str, tuple[int, str]]:
     """Revision and sha256 of every built wheel in the lock."""
     rows = re.findall(
-        r'^version = "(.+)"\n(?:.+\n)*?revision = (\d+)\n(?:.+\n)*?built = \{.*sha256 = "([0-9a-f]+)"', sample.lock.read_text(), re.MULTILINE
+        r'^version = "(.+)"\n(?:.+\n)*?revision = (\d+)\n(?:.+\n)*?built = \{.*sha256 = "([0-9a-f]+)"',
+        sample.lock.read_text(),
+        re.MULTILINE,
     )
     assert len(rows) == 3
     return {version: (int(revision), sha256) for version, revision, sha256 in rows}
@@ -46,7 +51,9 @@ def test_check_names_the_file_that_the_lock_lacks(sample: Sample) -> None:
     text = sample.lock.read_text()
     sample.lock.write_text(re.sub(r"  \{path = .demo/__init__.*\n", "", text, count=1))
     number = text[: text.index("files = [")].count("\n") + 1
-    said = sample.overlay("lock", "check").fails("packages.demo.releases[0].files: demo/__init__.py: it is missing: run overlay lock update")
+    said = sample.overlay("lock", "check").fails(
+        "packages.demo.releases[0].files: demo/__init__.py: it is missing: run overlay lock update"
+    )
     assert said.startswith(f"overlay: {sample.lock}:{number}: ")
 
 
@@ -95,13 +102,17 @@ def test_a_release_for_tests_is_updated_too(sample: Sample) -> None:
 
 def test_update_takes_only_what_is_pinned(sample: Sample) -> None:
     for name in ("demo==9.9", "demo", "other==1.0", "demo=1.0", "demo==1.0+overlay.1"):
-        sample.overlay("lock", "update", name).fails("expected one of the pinned releases (demo==1.0, demo==1.1", repr(name))
+        sample.overlay("lock", "update", name).fails(
+            "expected one of the pinned releases (demo==1.0, demo==1.1", repr(name)
+        )
 
 
 def completed(sample: Sample, folder: Path) -> str:
     sample.overlay("lock", "complete", "--checkout", folder).succeeds()
     sample.overlay("lock", "check").succeeds()
-    found = re.search(r'id = "([0-9a-f]{40})"( .*)?\nverified = true\nseries = "(.+)"\nfiles = \[', sample.lock.read_text())
+    found = re.search(
+        r'id = "([0-9a-f]{40})"( .*)?\nverified = true\nseries = "(.+)"\nfiles = \[', sample.lock.read_text()
+    )
     assert found is not None
     assert (found[2] or "").strip() == "# the commit of the report", "the comment stays"
     assert found[3] == "demo-1.0-1.1"
@@ -115,8 +126,11 @@ def test_complete_fills_in_an_abbreviated_commit(sample: Sample) -> None:
     assert completed(sample, checkout) == git("rev-parse", "HEAD", folder=checkout)
     assert snapshot(checkout) == before
     text = sample.lock.read_text()
-    assert text.replace(git("rev-parse", "HEAD", folder=checkout), git("rev-parse", "HEAD", folder=checkout)[:9]).startswith(whole[: whole.index("verified")])
-    core = '{path = "demo/core.py", before = "573ad40373dcc9ef5d6baadf8bb9cd54853a0c0d", after = "89300767ea1763623b0088f9c23fc9583d665aa3"}'
+    assert text.replace(
+        git("rev-parse", "HEAD", folder=checkout), git("rev-parse", "HEAD", folder=checkout)[:9]
+    ).startswith(whole[: whole.index("verified")])
+    before_and_after = "573ad40373dcc9ef5d6baadf8bb9cd54853a0c0d", "89300767ea1763623b0088f9c23fc9583d665aa3"
+    core = '{{path = "demo/core.py", before = "{}", after = "{}"}}'.format(*before_and_after)
     assert text.count(core) == 2, "the commit's blobs are those of the release"
     assert completed(sample, checkout) == git("rev-parse", "HEAD", folder=checkout), "twice is as once"
 
@@ -136,7 +150,9 @@ def test_complete_from_a_folder_inside_the_checkout(sample: Sample) -> None:
 
 def test_complete_wants_the_commit(sample: Sample) -> None:
     before = sample.lock.read_bytes()
-    sample.overlay("lock", "complete", "--checkout", sample.checkouts / "demo-2.0").fails("expected the commit", "found no such commit: fetch it first")
+    sample.overlay("lock", "complete", "--checkout", sample.checkouts / "demo-2.0").fails(
+        "expected the commit", "found no such commit: fetch it first"
+    )
     assert sample.lock.read_bytes() == before
 
 
@@ -145,12 +161,18 @@ def test_complete_wants_a_checkout_of_the_project(sample: Sample) -> None:
     other = sample.folder / "other"
     other.mkdir()
     sample.overlay("lock", "complete", "--checkout", other).fails(f"expected a git checkout at {other}, found none")
-    sample.overlay("lock", "complete", "--checkout", other / "missing").fails("expected a git checkout at", "found no folder")
+    sample.overlay("lock", "complete", "--checkout", other / "missing").fails(
+        "expected a git checkout at", "found no folder"
+    )
     git("init", "--quiet", folder=other)
     sample.overlay("lock", "complete", "--checkout", other).fails("expected the commit HEAD, found no such commit")
     commit(other, "Nothing of demo", {"README": b"\n"})
-    sample.overlay("lock", "complete", "--checkout", other).fails("expected a checkout of one of demo, plain, found none of src/demo, plain")
-    sample.overlay("lock", "complete", "--checkout", sample.checkouts / "plain-3.0").fails("expected a commit pin under packages.plain, found none")
+    sample.overlay("lock", "complete", "--checkout", other).fails(
+        "expected a checkout of one of demo, plain, found none of src/demo, plain"
+    )
+    sample.overlay("lock", "complete", "--checkout", sample.checkouts / "plain-3.0").fails(
+        "expected a commit pin under packages.plain, found none"
+    )
     assert sample.lock.read_bytes() == before
 
 
@@ -158,11 +180,19 @@ def test_complete_wants_one_series_that_fits(sample: Sample) -> None:
     checkout = sample.checkouts / "demo-1.0"
     patches = sample.root / "patches"
     shutil.copytree(patches / "demo-1.0-1.1", patches / "demo-1.5")
-    sample.overlay("lock", "complete", "--checkout", checkout).fails("expected one series that fits, found demo-1.0-1.1, demo-1.5: narrow one of them")
+    sample.overlay("lock", "complete", "--checkout", checkout).fails(
+        "expected one series that fits, found demo-1.0-1.1, demo-1.5: narrow one of them"
+    )
     shutil.rmtree(patches / "demo-1.5")
-    third = commit(checkout, "Neither", {"src/demo/core.py": upstream("demo", "1.0")["demo/core.py"].replace(b"value + 30", b"value + 31")})
+    third = commit(
+        checkout,
+        "Neither",
+        {"src/demo/core.py": upstream("demo", "1.0")["demo/core.py"].replace(b"value + 30", b"value + 31")},
+    )
     sample.lock.write_text(re.sub(r'id = "[0-9a-f]+"', f'id = "{third}"', sample.lock.read_text()))
-    said = sample.overlay("lock", "complete", "--checkout", checkout).fails("expected one series that fits, found none: ", "does not fit", "does not fit")
+    said = sample.overlay("lock", "complete", "--checkout", checkout).fails(
+        "expected one series that fits, found none: ", "does not fit", "does not fit"
+    )
     assert "demo-1.0-1.1" in said
     assert "demo-2.0" in said
 

@@ -24,7 +24,9 @@ def checkout(sample: Sample) -> Path:
     return sample.checkouts / "demo-1.0"
 
 
-def built(sample: Sample, *arguments: str | Path, version: str = "1.0", checkout: Path | None = None) -> zipfile.ZipFile:
+def built(
+    sample: Sample, *arguments: str | Path, version: str = "1.0", checkout: Path | None = None
+) -> zipfile.ZipFile:
     """The one wheel that the command writes; it is sound, and nothing else is written."""
     checkout = checkout or sample.checkouts / "demo-1.0"
     before = snapshot(sample.root), snapshot(checkout)
@@ -60,11 +62,28 @@ def test_the_completed_commit(sample: Sample, checkout: Path) -> None:
 
 def test_pip_installs_it(sample: Sample, tmp_path: Path) -> None:
     with built(sample) as found:
-        command = [sys.executable, "-P", "-m", "pip", "install", "--no-index", "--no-deps", "--target", str(tmp_path / "site"), str(found.filename)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "pip",
+            "install",
+            "--no-index",
+            "--no-deps",
+            "--target",
+            str(tmp_path / "site"),
+            str(found.filename),
+        ]
     done = subprocess.run(command, env=sample.environment(), capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
     said = subprocess.run(
-        [sys.executable, "-P", "-c", "import demo.core, importlib.metadata as m; print(m.version('demo') == demo.__version__, demo.core.core_30(1))"],
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            "import demo.core, importlib.metadata as m; "
+            "print(m.version('demo') == demo.__version__, demo.core.core_30(1))",
+        ],
         env=sample.environment() | {"PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,
         encoding="utf-8",
@@ -75,8 +94,14 @@ def test_pip_installs_it(sample: Sample, tmp_path: Path) -> None:
 
 def test_another_commit_needs_a_word(sample: Sample, checkout: Path) -> None:
     pinned = git("rev-parse", "HEAD", folder=checkout)
-    later = commit(checkout, "Later", {"src/demo/later.py": b"LATER = 1\n", CORE: b"# later\n" + upstream("demo", "1.0")["demo/core.py"]})
-    sample.apply("--from-git", checkout).fails(f"{checkout}: expected the pinned commit {pinned[:9]}, found {later[:12]}", "use --any-commit")
+    later = commit(
+        checkout,
+        "Later",
+        {"src/demo/later.py": b"LATER = 1\n", CORE: b"# later\n" + upstream("demo", "1.0")["demo/core.py"]},
+    )
+    sample.apply("--from-git", checkout).fails(
+        f"{checkout}: expected the pinned commit {pinned[:9]}, found {later[:12]}", "use --any-commit"
+    )
     assert not sample.out.exists()
     with built(sample, "--any-commit") as found:
         assert found.read("demo/later.py") == b"LATER = 1\n"
@@ -98,7 +123,9 @@ def test_another_version_takes_the_series_and_the_metadata_nearest_to_it(sample:
 
 def test_a_version_that_is_none(sample: Sample, checkout: Path) -> None:
     commit(checkout, "x", {"src/demo/__init__.py": b'__version__ = "soon"\n'})
-    sample.apply("--from-git", checkout, "--any-commit").fails("demo/__init__.py: expected __version__ to be a version (PEP 440), found b'soon'")
+    sample.apply("--from-git", checkout, "--any-commit").fails(
+        "demo/__init__.py: expected __version__ to be a version (PEP 440), found b'soon'"
+    )
     commit(checkout, "x", {"src/demo/__init__.py": b"__version__ = str(1)\n"})
     sample.apply("--from-git", checkout, "--any-commit").fails("demo/__init__.py: expected one line __version__")
     assert not sample.out.exists()
@@ -113,11 +140,18 @@ def test_a_version_with_a_local_label(sample: Sample, checkout: Path) -> None:
 def test_metadata_from_a_file_and_from_a_release(sample: Sample, tmp_path: Path) -> None:
     files = make.members("demo", "1.0")
     files["demo-1.0.dist-info/METADATA"] = files["demo-1.0.dist-info/METADATA"].replace(b"A sample", b"Another sample")
-    files |= {"demo-1.0.dist-info/RECORD": make.record({path: content for path, content in files.items() if "RECORD" not in path}, "demo-1.0.dist-info")}
+    files |= {
+        "demo-1.0.dist-info/RECORD": make.record(
+            {path: content for path, content in files.items() if "RECORD" not in path}, "demo-1.0.dist-info"
+        )
+    }
     wheel = tmp_path / "demo-1.0-py3-none-any.whl"
     wheel.write_bytes(make.archive(files))
     with built(sample, "--metadata-from", wheel) as found:
-        assert "Summary: Another sample" in found.read(next(name for name in found.namelist() if name.endswith("METADATA"))).decode()
+        assert (
+            "Summary: Another sample"
+            in found.read(next(name for name in found.namelist() if name.endswith("METADATA"))).decode()
+        )
     for name in ("demo==1.1", "demo==2.0"):
         built(sample, "--metadata-from", name).close()
 
@@ -140,7 +174,9 @@ def test_metadata_from_what_cannot_be(sample: Sample, checkout: Path, tmp_path: 
 def test_what_is_not_committed(sample: Sample, checkout: Path) -> None:
     (checkout / CORE).write_bytes(upstream("demo", "1.0")["demo/core.py"] + b"# mine\n")
     for folder in (checkout, checkout / "src"):
-        sample.apply("--from-git", folder).fails(f"expected {CORE} as it is committed, found changes that are not: commit or stash them")
+        sample.apply("--from-git", folder).fails(
+            f"expected {CORE} as it is committed, found changes that are not: commit or stash them"
+        )
     git("add", CORE, folder=checkout)
     sample.apply("--from-git", checkout).fails(f"expected {CORE} as it is committed")
     git("reset", "--hard", "--quiet", folder=checkout)
@@ -169,24 +205,32 @@ def test_a_bare_repository_and_a_folder_inside_one(sample: Sample, checkout: Pat
 
 def test_a_series_that_does_not_fit(sample: Sample, checkout: Path) -> None:
     commit(checkout, "x", {CORE: b"nothing of it\n"})
-    said = sample.apply("--from-git", checkout, "--any-commit").fails("expected one series that fits, found none: ", "does not fit")
+    said = sample.apply("--from-git", checkout, "--any-commit").fails(
+        "expected one series that fits, found none: ", "does not fit"
+    )
     assert said.count("does not fit") == 2
     commit(checkout, "x", {"src/demo/layers/block.py": b""})
     (checkout / CORE).unlink()
     commit(checkout, "y")
-    sample.apply("--from-git", checkout, "--any-commit").fails("expected one series that fits, found none: ", "expected src/demo/core.py at", "found no such file")
+    sample.apply("--from-git", checkout, "--any-commit").fails(
+        "expected one series that fits, found none: ", "expected src/demo/core.py at", "found no such file"
+    )
     assert not sample.out.exists()
 
 
 def test_a_link_and_a_submodule_in_the_package(sample: Sample, checkout: Path) -> None:
     (checkout / "src/demo/link.py").symlink_to("core.py")
     commit(checkout, "link")
-    sample.apply("--from-git", checkout, "--any-commit").fails("src/demo/link.py: expected a regular file, found mode 120000")
+    sample.apply("--from-git", checkout, "--any-commit").fails(
+        "src/demo/link.py: expected a regular file, found mode 120000"
+    )
     (checkout / "src/demo/link.py").unlink()
     git("update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},src/demo/module", folder=checkout)
     git("rm", "--cached", "--quiet", "src/demo/link.py", folder=checkout)
     git("commit", "--quiet", "--message", "submodule", folder=checkout)
-    sample.apply("--from-git", checkout, "--any-commit").fails("src/demo/module: expected a regular file, found mode 160000")
+    sample.apply("--from-git", checkout, "--any-commit").fails(
+        "src/demo/module: expected a regular file, found mode 160000"
+    )
     assert not sample.out.exists()
 
 
@@ -194,13 +238,17 @@ def test_a_link_and_a_submodule_in_the_package(sample: Sample, checkout: Path) -
 def test_a_name_that_a_wheel_cannot_have(sample: Sample, checkout: Path, name: str) -> None:
     (checkout / "src/demo" / name).write_text("x\n")
     commit(checkout, "x")
-    sample.apply("--from-git", checkout, "--any-commit").fails(f"{checkout} at ", "found 'src/demo/a", "cannot be made into a wheel")
+    sample.apply("--from-git", checkout, "--any-commit").fails(
+        f"{checkout} at ", "found 'src/demo/a", "cannot be made into a wheel"
+    )
 
 
 def test_content_that_git_does_not_have(sample: Sample, checkout: Path) -> None:
     blob = git("rev-parse", "HEAD:src/demo/table.bin", folder=checkout)
     (checkout / ".git/objects" / blob[:2] / blob[2:]).unlink()
-    sample.apply("--from-git", checkout).fails("expected the content of src/demo/table.bin at", "found that git does not have it")
+    sample.apply("--from-git", checkout).fails(
+        "expected the content of src/demo/table.bin at", "found that git does not have it"
+    )
     assert not sample.out.exists()
 
 
@@ -232,9 +280,28 @@ def reachable(sample: Sample, requirement: str) -> None:
     """Lets the sample use this machine's own index, or skips."""
     for name in ("PIP_INDEX_URL", "PIP_CONFIG_FILE"):
         sample.variables[name] = None
-    sample.variables.update({name: value for name, value in os.environ.items() if name.startswith("PIP_") or name.lower().endswith("_proxy")})
-    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(sample.folder / "probe"), requirement]
-    done = subprocess.run(command, env=sample.environment(), capture_output=True, encoding="utf-8", check=False, timeout=60)
+    sample.variables.update(
+        {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith("PIP_") or name.lower().endswith("_proxy")
+        }
+    )
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(sample.folder / "probe"),
+        requirement,
+    ]
+    done = subprocess.run(
+        command, env=sample.environment(), capture_output=True, encoding="utf-8", check=False, timeout=60
+    )
     if done.returncode != 0:
         pytest.skip(f"no package index with {requirement} is reachable: {done.stderr.strip().splitlines()[-1:]}")
 
@@ -246,13 +313,17 @@ def test_upstreams_own_build(sample: Sample, checkout: Path) -> None:
     commit(checkout, "A link, outside of the package")
     with built(sample, "--any-commit", "--run-upstream-build") as found:
         assert b"value - 30" in found.read("demo/core.py")
-        assert b"Summary: Built by upstream's own build" in found.read(next(name for name in found.namelist() if name.endswith("METADATA")))
+        assert b"Summary: Built by upstream's own build" in found.read(
+            next(name for name in found.namelist() if name.endswith("METADATA"))
+        )
 
 
 def test_upstreams_own_build_fails(sample: Sample, checkout: Path) -> None:
     sample.variables["PIP_NO_INDEX"] = "1"
     commit(checkout, "Build", {"pyproject.toml": BACKEND.replace("flit_core==3.12.0", "flit_core==0.0.1").encode()})
-    sample.apply("--from-git", checkout, "--any-commit", "--run-upstream-build").fails(f"{checkout}: expected upstream's build to make one wheel, found: ", "or use --metadata-from")
+    sample.apply("--from-git", checkout, "--any-commit", "--run-upstream-build").fails(
+        f"{checkout}: expected upstream's build to make one wheel, found: ", "or use --metadata-from"
+    )
     assert not sample.out.exists()
 
 
@@ -261,12 +332,16 @@ def test_upstreams_own_build_of_a_tree_that_leads_out(sample: Sample, checkout: 
         (checkout / "away").unlink(missing_ok=True)
         (checkout / "away").symlink_to(target)
         commit(checkout, "x")
-        sample.apply("--from-git", checkout, "--any-commit", "--run-upstream-build").fails("away: expected a link inside the tree, found one to", repr(target))
+        sample.apply("--from-git", checkout, "--any-commit", "--run-upstream-build").fails(
+            "away: expected a link inside the tree, found one to", repr(target)
+        )
 
 
 def test_no_pinned_commit(sample: Sample) -> None:
     checkout = sample.checkouts / "plain-3.0"
-    sample.apply("--from-git", checkout).fails("expected a pinned commit of plain, found none in upstream.lock", "--any-commit")
+    sample.apply("--from-git", checkout).fails(
+        "expected a pinned commit of plain, found none in upstream.lock", "--any-commit"
+    )
     sample.apply("--from-git", checkout, "--any-commit").succeeds()
     (file,) = sample.out.iterdir()
     assert re.fullmatch(r"plain-3\.0\+overlay\.g[0-9a-f]{12}-py3-none-any\.whl", file.name)

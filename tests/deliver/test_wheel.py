@@ -100,7 +100,8 @@ def test_a_doubled_member() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [(stat.S_IFLNK, "found a symbolic link"), (stat.S_IFIFO, "special file"), (stat.S_IFDIR, "special file")]
+    ("kind", "said"),
+    [(stat.S_IFLNK, "found a symbolic link"), (stat.S_IFIFO, "special file"), (stat.S_IFDIR, "special file")],
 )
 def test_a_member_that_is_no_file(kind: int, said: str) -> None:
     files = with_record(without_record() | {"demo/link": b"/etc/passwd"})
@@ -123,9 +124,21 @@ def test_no_metadata(needed: str) -> None:
     ("old", "new", "said"),
     [
         (b"demo/core.py,sha256=", b"demo/core.py,sha256=A", "expected RECORD to tell the truth"),
-        (b"demo/layers/__init__.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0", b"demo/layers/__init__.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,1", "expected RECORD to tell the truth"),
-        (b"demo/layers/__init__.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0", b"demo/layers/__init__.py,,", "expected a hash of demo/layers/__init__.py by sha256 or better"),
-        (b"demo/layers/__init__.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0", b"demo/layers/__init__.py,md5=1B2M2Y8AsgTpgAmY7PhCfg,0", "expected a hash of demo/layers/__init__.py by sha256 or better"),
+        (
+            b"demo/layers/__init__.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0",
+            b"demo/layers/__init__.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,1",
+            "expected RECORD to tell the truth",
+        ),
+        (
+            b"demo/layers/__init__.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0",
+            b"demo/layers/__init__.py,,",
+            "expected a hash of demo/layers/__init__.py by sha256 or better",
+        ),
+        (
+            b"demo/layers/__init__.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0",
+            b"demo/layers/__init__.py,md5=1B2M2Y8AsgTpgAmY7PhCfg,0",
+            "expected a hash of demo/layers/__init__.py by sha256 or better",
+        ),
         (b"demo/core.py,", b"demo/other.py,", "RECORD names demo/other.py, which is not there"),
         (b"demo/core.py,", b"demo/__init__.py,", "RECORD names demo/__init__.py, which is doubled"),
         (b"demo/core.py,", b"demo/core.py,x,", "expected three fields in each row"),
@@ -143,7 +156,9 @@ def test_a_member_that_is_not_in_the_record() -> None:
 
 def test_two_metadata_folders() -> None:
     files = with_record(without_record() | {"other-1.0.dist-info/METADATA": b"x"})
-    assert "expected one .dist-info folder, found demo-1.0.dist-info, other-1.0.dist-info" in refused(make.archive(files))
+    assert "expected one .dist-info folder, found demo-1.0.dist-info, other-1.0.dist-info" in refused(
+        make.archive(files)
+    )
     assert "expected one .dist-info folder, found none" in refused(make.archive({"demo.py": b""}))
 
 
@@ -178,7 +193,9 @@ def overwritten(content: bytes, at: int, form: str, value: int) -> bytes:
 
 def test_an_encrypted_member() -> None:
     content = make.archive(members("demo", "1.0"))
-    assert "expected it stored or deflated and not encrypted" in refused(overwritten(content, central(content, "demo/core.py") + 8, "<H", 1))
+    assert "expected it stored or deflated and not encrypted" in refused(
+        overwritten(content, central(content, "demo/core.py") + 8, "<H", 1)
+    )
 
 
 def test_another_compression() -> None:
@@ -226,7 +243,13 @@ def test_a_zip64_entry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [(b"\nVersion: 1.0\n", b"\nVersion: 1.1\n"), (b"\nVersion: 1.0\n", b"\n"), (b"\nVersion: 1.0\n", b"\nVersion: 1.0\nVersion: 1.0\n"), (b"\nName: demo\n", b"\nName: other\n")]
+    ("old", "new"),
+    [
+        (b"\nVersion: 1.0\n", b"\nVersion: 1.1\n"),
+        (b"\nVersion: 1.0\n", b"\n"),
+        (b"\nVersion: 1.0\n", b"\nVersion: 1.0\nVersion: 1.0\n"),
+        (b"\nName: demo\n", b"\nName: other\n"),
+    ],
 )
 def test_metadata_of_another_release(sample: Sample, old: bytes, new: bytes) -> None:
     files = without_record()
@@ -247,12 +270,29 @@ def test_a_metadata_folder_of_another_release(sample: Sample) -> None:
     [
         (lambda: with_record(without_record() | {"../demo.py": b"x"}), "expected a relative path without '..'"),
         (without_record, "RECORD, found no such member"),
-        (lambda: changed_record(b"demo/table.bin,sha256=", b"demo/table.bin,sha256=A"), "expected RECORD to tell the truth"),
-        (lambda: {path: content for path, content in members("demo", "1.0").items() if path != "demo/core.py"}, "RECORD names demo/core.py, which is not there"),
-        (lambda: with_record({path: content for path, content in without_record().items() if path != "demo/core.py"}), "expected demo/core.py, found no such member"),
+        (
+            lambda: changed_record(b"demo/table.bin,sha256=", b"demo/table.bin,sha256=A"),
+            "expected RECORD to tell the truth",
+        ),
+        (
+            lambda: {path: content for path, content in members("demo", "1.0").items() if path != "demo/core.py"},
+            "RECORD names demo/core.py, which is not there",
+        ),
+        (
+            lambda: with_record(
+                {path: content for path, content in without_record().items() if path != "demo/core.py"}
+            ),
+            "expected demo/core.py, found no such member",
+        ),
         (lambda: with_record(without_record() | {"demo/core.py": b"another\n"}), "does not fit src/demo/core.py"),
-        (lambda: with_record(without_record() | {"demo/__init__.py": b'__version__ = "1.2"\n'}), "expected one line __version__"),
-        (lambda: with_record(without_record() | {"demo/__init__.py": b'__version__ = "1.0"\n' * 2}), "expected one line __version__"),
+        (
+            lambda: with_record(without_record() | {"demo/__init__.py": b'__version__ = "1.2"\n'}),
+            "expected one line __version__",
+        ),
+        (
+            lambda: with_record(without_record() | {"demo/__init__.py": b'__version__ = "1.0"\n' * 2}),
+            "expected one line __version__",
+        ),
     ],
 )
 def test_a_wheel_that_is_pinned_and_wrong(sample: Sample, files: Callable[[], Files], said: str) -> None:
@@ -285,11 +325,19 @@ def test_a_patched_wheel(sample: Sample) -> None:
             exchanged = {f"{project}/core.py", f"{project}/layers/block.py", f"{new}/METADATA", f"{new}/RECORD"}
             exchanged |= {f"{project}/__init__.py"} if project == "demo" else set()
             for one, other in zip(before.infolist(), after.infolist(), strict=True):
-                assert (one.date_time, one.external_attr, one.create_system) == (other.date_time, other.external_attr, other.create_system)
+                assert (one.date_time, one.external_attr, one.create_system) == (
+                    other.date_time,
+                    other.external_attr,
+                    other.create_system,
+                )
                 assert (before.read(one) == after.read(other)) is (other.filename not in exchanged)
-                assert other.compress_type == (zipfile.ZIP_STORED if other.filename in exchanged else zipfile.ZIP_DEFLATED)
+                assert other.compress_type == (
+                    zipfile.ZIP_STORED if other.filename in exchanged else zipfile.ZIP_DEFLATED
+                )
             said = after.read(f"{new}/METADATA").decode()
-            assert said == before.read(f"{old}/METADATA").decode().replace(f"\nVersion: {version}\n", f"\nVersion: {local}\n")
+            assert said == before.read(f"{old}/METADATA").decode().replace(
+                f"\nVersion: {version}\n", f"\nVersion: {local}\n"
+            )
             assert HeaderParser().parsestr(said)["Version"] == local
             assert (sample.out / f"{product}.metadata").read_text() == said
             expected = f'__version__ = "{local}"  #' if project == "demo" else f'__version__ = "{version}"\n'
@@ -305,7 +353,7 @@ def test_the_same_bytes_from_another_folder_time_umask_and_hash_seed(sample: Sam
     old = os.umask(0o077)
     try:
         time.sleep(1.1)
-        sample.overlay("apply", "--out", sample.folder / "another place" / "größe").succeeds()
+        sample.overlay("apply", "--out", sample.folder / "another place" / "größe", own=True).succeeds()
     finally:
         os.umask(old)
     assert make.snapshot(sample.folder / "another place" / "größe") == first
@@ -346,10 +394,20 @@ def test_pip_and_uv_install_it(sample: Sample, tmp_path: Path) -> None:
         "uv": [sys.executable, "-P", "-m", "uv", "pip", "install", "--offline", "--no-deps", "--target"],
     }
     for tool, command in commands.items():
-        done = subprocess.run([*command, str(tmp_path / tool), str(product)], env=environment, capture_output=True, encoding="utf-8", check=False)
+        done = subprocess.run(
+            [*command, str(tmp_path / tool), str(product)],
+            env=environment,
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         code = "import demo, importlib.metadata as m; print(demo.__version__, m.version('demo'), demo.__file__)"
         said = subprocess.run(
-            [sys.executable, "-P", "-c", code], env=environment | {"PYTHONPATH": str(tmp_path / tool)}, capture_output=True, encoding="utf-8", check=True
+            [sys.executable, "-P", "-c", code],
+            env=environment | {"PYTHONPATH": str(tmp_path / tool)},
+            capture_output=True,
+            encoding="utf-8",
+            check=True,
         ).stdout
         assert said == f"1.0+overlay.1 1.0+overlay.1 {tmp_path / tool / 'demo' / '__init__.py'}\n"

@@ -40,7 +40,12 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(b"", status=HTTPStatus.NOT_FOUND)
 
     def answer(
-        self, content: bytes, kind: str = "text/html", status: int = HTTPStatus.OK, length: int | None = None, headers: dict[str, str] | None = None
+        self,
+        content: bytes,
+        kind: str = "text/html",
+        status: int = HTTPStatus.OK,
+        length: int | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
         """Answers with `content`, and says that it has `length` bytes."""
         self.send_response(status)
@@ -60,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """`answers` are by path and come before files; with `credentials` (`user:password`), nothing is served without them."""
+    """`answers` are by path and come before files; with `credentials` (`user:password`) it asks for them."""
 
     daemon_threads = True
 

@@ -40,44 +40,172 @@ def line_of(text: str, needle: str) -> int:
         pytest.param(FIRST, f"{FIRST}wheels = 1\n", "packages.demo.releases[0].wheels", "wheels = 1", id="unknown key"),
         pytest.param("prefix =", "prefx =", "packages.demo.prefx", "prefx =", id="misspelt key"),
         pytest.param("version-file", "version_file", "packages.demo.version_file", "version_file", id="underscore"),
-        pytest.param("{ " + WHEEL, "{ url = 1, " + WHEEL, "packages.demo.releases[0].wheel.url", "url = 1", id="unknown key of a file"),
-        pytest.param("[packages.plain]", "[packages.Plain]", "packages.Plain", "[packages.Plain]", id="name of a project"),
-        pytest.param(FIRST, 'version = "1.0.00.1.x"\n', "packages.demo.releases[0].version", "1.0.00.1.x", id="no version"),
-        pytest.param(FIRST, 'version = "1.0+local"\n', "packages.demo.releases[0].version", "1.0+local", id="local version"),
-        pytest.param(FIRST, 'version = "v1.0"\n', "packages.demo.releases[0].version", "v1.0", id="version not in normal form"),
-        pytest.param(FIRST, "version = 1.0\n", "packages.demo.releases[0].version", "version = 1.0\n", id="version is a number"),
+        pytest.param(
+            "{ " + WHEEL,
+            "{ url = 1, " + WHEEL,
+            "packages.demo.releases[0].wheel.url",
+            "url = 1",
+            id="unknown key of a file",
+        ),
+        pytest.param(
+            "[packages.plain]", "[packages.Plain]", "packages.Plain", "[packages.Plain]", id="name of a project"
+        ),
+        pytest.param(
+            FIRST, 'version = "1.0.00.1.x"\n', "packages.demo.releases[0].version", "1.0.00.1.x", id="no version"
+        ),
+        pytest.param(
+            FIRST, 'version = "1.0+local"\n', "packages.demo.releases[0].version", "1.0+local", id="local version"
+        ),
+        pytest.param(
+            FIRST, 'version = "v1.0"\n', "packages.demo.releases[0].version", "v1.0", id="version not in normal form"
+        ),
+        pytest.param(
+            FIRST, "version = 1.0\n", "packages.demo.releases[0].version", "version = 1.0\n", id="version is a number"
+        ),
         pytest.param('version = "1.1"\n', FIRST, "packages.demo.releases[1].version", None, id="release pinned twice"),
-        pytest.param(', before = "573ad', ', before = "573aG', "packages.demo.releases[0].files[0].before", "573aG", id="no blob id"),
-        pytest.param('path = "demo/layers/block.py", before', 'path = "demo/core.py", before', "packages.demo.releases[0].files[1].path", None, id="file named twice"),
-        pytest.param('path = "demo/core.py", before', 'path = "../core.py", before', "packages.demo.releases[0].files[0].path", "../core.py", id="path leads out"),
-        pytest.param('path = "demo/core.py", before', 'path = "/core.py", before', "packages.demo.releases[0].files[0].path", '"/core.py', id="absolute path"),
-        pytest.param('path = "demo/core.py", before', 'path = "demo/.git/x", before', "packages.demo.releases[0].files[0].path", ".git/x", id="path into .git"),
+        pytest.param(
+            ', before = "573ad',
+            ', before = "573aG',
+            "packages.demo.releases[0].files[0].before",
+            "573aG",
+            id="no blob id",
+        ),
+        pytest.param(
+            'path = "demo/layers/block.py", before',
+            'path = "demo/core.py", before',
+            "packages.demo.releases[0].files[1].path",
+            None,
+            id="file named twice",
+        ),
+        pytest.param(
+            'path = "demo/core.py", before',
+            'path = "../core.py", before',
+            "packages.demo.releases[0].files[0].path",
+            "../core.py",
+            id="path leads out",
+        ),
+        pytest.param(
+            'path = "demo/core.py", before',
+            'path = "/core.py", before',
+            "packages.demo.releases[0].files[0].path",
+            '"/core.py',
+            id="absolute path",
+        ),
+        pytest.param(
+            'path = "demo/core.py", before',
+            'path = "demo/.git/x", before',
+            "packages.demo.releases[0].files[0].path",
+            ".git/x",
+            id="path into .git",
+        ),
         pytest.param('use = "test"', 'use = "tset"', "packages.demo.releases[1].use", "tset", id="use"),
-        pytest.param('use = "test"\n', 'use = "test"\nrevision = 1\n', "packages.demo.releases[1].use", 'use = "test"', id="revision of a release for tests"),
-        pytest.param("revision = 1\n", "revision = 0\n", "packages.demo.releases[0].revision", "revision = 0", id="revision 0"),
-        pytest.param("revision = 1\n", 'revision = "1"\n', "packages.demo.releases[0].revision", 'revision = "1"', id="revision is text"),
-        pytest.param("revision = 1\n", "revision = true\n", "packages.demo.releases[0].revision", "revision = true", id="revision is a truth value"),
-        pytest.param("revision = 1\n", "", "packages.demo.releases[0].revision", "[[packages.demo.releases]]", id="no revision"),
-        pytest.param('series = "demo-1.0-1.1"\n', "", "packages.demo.releases[0].series", "[[packages.demo.releases]]", id="no series"),
-        pytest.param('series = "demo-1.0-1.1"\n', 'series = "../x"\n', "packages.demo.releases[0].series", "../x", id="series leads out"),
+        pytest.param(
+            'use = "test"\n',
+            'use = "test"\nrevision = 1\n',
+            "packages.demo.releases[1].use",
+            'use = "test"',
+            id="revision of a release for tests",
+        ),
+        pytest.param(
+            "revision = 1\n", "revision = 0\n", "packages.demo.releases[0].revision", "revision = 0", id="revision 0"
+        ),
+        pytest.param(
+            "revision = 1\n",
+            'revision = "1"\n',
+            "packages.demo.releases[0].revision",
+            'revision = "1"',
+            id="revision is text",
+        ),
+        pytest.param(
+            "revision = 1\n",
+            "revision = true\n",
+            "packages.demo.releases[0].revision",
+            "revision = true",
+            id="revision is a truth value",
+        ),
+        pytest.param(
+            "revision = 1\n", "", "packages.demo.releases[0].revision", "[[packages.demo.releases]]", id="no revision"
+        ),
+        pytest.param(
+            'series = "demo-1.0-1.1"\n',
+            "",
+            "packages.demo.releases[0].series",
+            "[[packages.demo.releases]]",
+            id="no series",
+        ),
+        pytest.param(
+            'series = "demo-1.0-1.1"\n',
+            'series = "../x"\n',
+            "packages.demo.releases[0].series",
+            "../x",
+            id="series leads out",
+        ),
         pytest.param("size = ", "size = -", "packages.demo.releases[0].wheel.size", "size = -", id="negative size"),
         pytest.param("size = ", 'size = "', "line 19: wheel", None, id="no TOML"),
-        pytest.param(WHEEL, 'file = "demo-1.1-py3-none-any.whl"', "packages.demo.releases[0].wheel.file", None, id="wheel of another version"),
-        pytest.param(WHEEL, 'file = "domo-1.0-py3-none-any.whl"', "packages.demo.releases[0].wheel.file", "domo", id="wheel of another project"),
-        pytest.param(WHEEL, 'file = "a/demo-1.0-py3-none-any.whl"', "packages.demo.releases[0].wheel.file", "a/demo", id="file in a folder"),
-        pytest.param(WHEEL, 'file = "demo-1.0.whl"', "packages.demo.releases[0].wheel.file", "demo-1.0.whl", id="no name of a wheel"),
-        pytest.param('built = {file = "demo-1.0+overlay.1-', 'built = {file = "demo-1.0+overlay.2-', "packages.demo.releases[0].built.file", "overlay.2", id="built wheel of another revision"),
+        pytest.param(
+            WHEEL,
+            'file = "demo-1.1-py3-none-any.whl"',
+            "packages.demo.releases[0].wheel.file",
+            None,
+            id="wheel of another version",
+        ),
+        pytest.param(
+            WHEEL,
+            'file = "domo-1.0-py3-none-any.whl"',
+            "packages.demo.releases[0].wheel.file",
+            "domo",
+            id="wheel of another project",
+        ),
+        pytest.param(
+            WHEEL,
+            'file = "a/demo-1.0-py3-none-any.whl"',
+            "packages.demo.releases[0].wheel.file",
+            "a/demo",
+            id="file in a folder",
+        ),
+        pytest.param(
+            WHEEL,
+            'file = "demo-1.0.whl"',
+            "packages.demo.releases[0].wheel.file",
+            "demo-1.0.whl",
+            id="no name of a wheel",
+        ),
+        pytest.param(
+            'built = {file = "demo-1.0+overlay.1-',
+            'built = {file = "demo-1.0+overlay.2-',
+            "packages.demo.releases[0].built.file",
+            "overlay.2",
+            id="built wheel of another revision",
+        ),
         pytest.param("version = 1\n", "version = 2\n", "version", "version = 2", id="newer format"),
         pytest.param("version = 1\n", "version = 0\n", "version", "version = 0", id="no such format"),
         pytest.param("version = 1\n", "version = true\n", "version", "version = true", id="format is a truth value"),
         pytest.param("version = 1\n", "version = 1.0\n", "version", "version = 1.0", id="format is a fraction"),
         pytest.param("version = 1\n", "", "version", "#", id="no format"),
-        pytest.param('"https://git.example/demo"', '"http://git.example/demo"', "packages.demo.repository", "http:", id="repository"),
+        pytest.param(
+            '"https://git.example/demo"',
+            '"http://git.example/demo"',
+            "packages.demo.repository",
+            "http:",
+            id="repository",
+        ),
         pytest.param('prefix = "src/"', 'prefix = "src"', "packages.demo.prefix", 'prefix = "src"', id="prefix"),
-        pytest.param('prefix = "src/"', 'prefix = "../"', "packages.demo.prefix", 'prefix = "../"', id="prefix leads out"),
-        pytest.param("verified = false", 'verified = "no"', "packages.demo.commit.verified", 'verified = "no"', id="verified is text"),
-        pytest.param("verified = false", "verified = true", "packages.demo.commit.id", "80e72bd7c", id="verified and abbreviated"),
-        pytest.param('id = "80e72bd7c"', 'id = "80e72b"', "packages.demo.commit.id", '"80e72b"', id="commit id too short"),
+        pytest.param(
+            'prefix = "src/"', 'prefix = "../"', "packages.demo.prefix", 'prefix = "../"', id="prefix leads out"
+        ),
+        pytest.param(
+            "verified = false",
+            'verified = "no"',
+            "packages.demo.commit.verified",
+            'verified = "no"',
+            id="verified is text",
+        ),
+        pytest.param(
+            "verified = false", "verified = true", "packages.demo.commit.id", "80e72bd7c", id="verified and abbreviated"
+        ),
+        pytest.param(
+            'id = "80e72bd7c"', 'id = "80e72b"', "packages.demo.commit.id", '"80e72b"', id="commit id too short"
+        ),
         pytest.param("[packages.plain]", "[packages.demo]", "line ", None, id="table twice"),
         pytest.param(FIRST, f"{FIRST}{FIRST}", "line 16: version", None, id="key twice"),
         pytest.param("[packages.plain]", "[packages.plain", "line ", None, id="no TOML in a header"),
@@ -95,7 +223,9 @@ def test_an_error_names_the_key_and_the_line(text: str, old: str, new: str, key:
 def test_the_line_is_that_of_the_second_of_two(text: str) -> None:
     doubled = text.replace('version = "1.1"\n', FIRST, 1)
     number = [index for index, row in enumerate(doubled.splitlines(), 1) if row == FIRST.strip()][1]
-    assert refused(doubled).startswith(f"upstream.lock:{number}: packages.demo.releases[1].version: 1.0 is pinned twice")
+    assert refused(doubled).startswith(
+        f"upstream.lock:{number}: packages.demo.releases[1].version: 1.0 is pinned twice"
+    )
 
 
 def test_a_missing_hash_is_named_with_its_line(text: str) -> None:
@@ -110,7 +240,10 @@ def test_an_ill_formed_hash_is_named_with_its_line(text: str, change: str) -> No
     assert found is not None
     wrong = {"flipped": f"g{found[1][1:]}", "short": found[1][1:], "upper": found[1].upper()}[change]
     said = refused(text.replace(found[1], wrong))
-    assert said.startswith(f"upstream.lock:{line_of(text, WHEEL)}: packages.demo.releases[0].wheel.sha256: expected a sha256 of 64 hex digits")
+    assert said.startswith(
+        f"upstream.lock:{line_of(text, WHEEL)}: packages.demo.releases[0].wheel.sha256: "
+        "expected a sha256 of 64 hex digits"
+    )
 
 
 def test_sdist_of_another_version(text: str) -> None:
@@ -156,7 +289,11 @@ def test_what_is_written_by_hand_survives(sample: Sample) -> None:
 
 def test_line_ends_mode_and_link_survive(sample: Sample) -> None:
     elsewhere = sample.folder / "elsewhere.lock"
-    text = sample.lock.read_text().replace("revision = 1\n", "revision = 4\n", 1).replace("demo-1.0+overlay.1", "demo-1.0+overlay.4")
+    text = (
+        sample.lock.read_text()
+        .replace("revision = 1\n", "revision = 4\n", 1)
+        .replace("demo-1.0+overlay.1", "demo-1.0+overlay.4")
+    )
     elsewhere.write_bytes(text.replace("\n", "\r\n").encode())
     elsewhere.chmod(0o640)
     sample.lock.unlink()

@@ -4,9 +4,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from overlay.deliver.wheel import Wheel
 from overlay.queue import images, lock, series, source
-
 from tests.variants import ROOT
 
 LOCK = lock.read(ROOT / "upstream.lock")
@@ -24,13 +24,17 @@ def test_fits(name: str, package: lock.Package, release: lock.Release, tmp_path:
     assert release.series is not None
     queue = series.read(ROOT / "patches" / release.series)
     made = images.make(queue, package.prefix, lambda path: upstream.member(path).content())
-    images.check(made, [file for file in release.files if file.path != package.version_file], f"{name} {release.version}")
+    images.check(
+        made, [file for file in release.files if file.path != package.version_file], f"{name} {release.version}"
+    )
     for image in made:
         compile(image.after, image.path, "exec")
 
     def git(*arguments: str) -> str:
         identity = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.org")
-        return subprocess.run(["git", *identity, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
 
     git("init", "--quiet")
     for image in made:

@@ -85,51 +85,112 @@ CHANGE = "\ndiff --git a/{0} b/{0}\nindex 573ad40..573ad41 100644\n--- a/{0}\n++
         pytest.param(CORE, "../core.py", "expected a relative path without '..'", id="parent"),
         pytest.param(CORE, "src/../../core.py", "expected a relative path without '..'", id="parent inside"),
         pytest.param(CORE, ".git/config", "expected a relative path without '..', '.git'", id="git folder"),
-        pytest.param(CORE, "src/.GIT/hooks/x", "expected a relative path without '..', '.git'", id="git folder in capitals"),
+        pytest.param(
+            CORE, "src/.GIT/hooks/x", "expected a relative path without '..', '.git'", id="git folder in capitals"
+        ),
         pytest.param(CORE, "src\\demo", "a backslash", id="backslash"),
         pytest.param(CORE, "c:/demo", "':'", id="drive"),
         pytest.param(DIFF, "diff --git a//x b//x", "expected a relative path", id="absolute in diff --git"),
         pytest.param(DIFF, f"diff --git a/{CORE} b/other.py", "may only change files in their place", id="two paths"),
         pytest.param(DIFF, f"diff --git {CORE} {CORE}", "may only change files in their place", id="no prefix"),
-        pytest.param(DIFF, 'diff --git "a/\\303\\244.py" "b/\\303\\244.py"', "with the same plain path twice", id="quoted"),
+        pytest.param(
+            DIFF, 'diff --git "a/\\303\\244.py" "b/\\303\\244.py"', "with the same plain path twice", id="quoted"
+        ),
         pytest.param(f"--- a/{CORE}", '--- "a/src/demo/core.py"', "expected '--- a/PATH'", id="quoted side"),
         pytest.param(f"--- a/{CORE}", '--- "a/..\\057x"', "expected '--- a/PATH'", id="quoted slash"),
         pytest.param(f"--- a/{CORE}", "--- /etc/passwd", "expected '--- a/PATH'", id="absolute side"),
         pytest.param(f"+++ b/{CORE}", "+++ b/../x", "expected a relative path", id="parent in a side"),
-        pytest.param(f"+++ b/{CORE}", "+++ b/other", "that 'diff --git' names, found 'other'", id="side of another file"),
+        pytest.param(
+            f"+++ b/{CORE}", "+++ b/other", "that 'diff --git' names, found 'other'", id="side of another file"
+        ),
         pytest.param(f"--- a/{CORE}", "--- /dev/null", "expected '--- a/PATH'", id="new file without saying so"),
         pytest.param(f"+++ b/{CORE}", "+++ /dev/null", "expected '+++ b/PATH'", id="deleted without saying so"),
         pytest.param(" 100644\n", " 120000\n", "found a symbolic link", id="symbolic link"),
-        pytest.param(" 100644\n", "  120000\n", "expected 'index BLOB..BLOB MODE'", id="symbolic link after two spaces"),
+        pytest.param(
+            " 100644\n", "  120000\n", "expected 'index BLOB..BLOB MODE'", id="symbolic link after two spaces"
+        ),
         pytest.param(" 100644\n", " 160000\n", "found a submodule", id="submodule"),
         pytest.param(SIDES, f"new file mode 120000\n{SIDES}", "found a symbolic link", id="new symbolic link"),
-        pytest.param(SIDES, f"new file mode  120000\n{SIDES}", "found a symbolic link", id="new symbolic link after two spaces"),
+        pytest.param(
+            SIDES, f"new file mode  120000\n{SIDES}", "found a symbolic link", id="new symbolic link after two spaces"
+        ),
         pytest.param(SIDES, f"deleted file mode 100644\n{SIDES}", "may neither delete a file", id="deleted file"),
-        pytest.param(SIDES, f"deleted file mode  100644\n{SIDES}", "may neither delete a file", id="deleted file after two spaces"),
+        pytest.param(
+            SIDES,
+            f"deleted file mode  100644\n{SIDES}",
+            "may neither delete a file",
+            id="deleted file after two spaces",
+        ),
         pytest.param(SIDES, f"old mode 100644\nnew mode 100755\n{SIDES}", "nor change its mode", id="mode"),
         pytest.param(SIDES, f"rename from a\nrename to b\n{SIDES}", "may not rename", id="rename"),
         pytest.param(SIDES, f"similarity index 90%\n{SIDES}", "may not rename", id="similarity"),
         pytest.param(SIDES, f"copy from a\ncopy to b\n{SIDES}", "may not rename, copy", id="copy"),
         pytest.param(SIDES, "GIT binary patch\nliteral 1\nIcmZ\n\n" + SIDES, "binary", id="binary"),
         pytest.param(SIDES, f"Binary files a/{CORE} and b/{CORE} differ\n", "binary", id="binary files"),
-        pytest.param("Bug: https://bugs.example/1\n", "", "expected the trailer Bug: at the end of the message", id="no Bug"),
-        pytest.param("Last-Update: 2026-11-28\n", "Last-Update:\n", "expected the trailer Last-Update:", id="empty trailer"),
+        pytest.param(
+            "Bug: https://bugs.example/1\n", "", "expected the trailer Bug: at the end of the message", id="no Bug"
+        ),
+        pytest.param(
+            "Last-Update: 2026-11-28\n", "Last-Update:\n", "expected the trailer Last-Update:", id="empty trailer"
+        ),
         pytest.param("Applied-Upstream: no\n", "", "expected the trailer Applied-Upstream:", id="no Applied-Upstream"),
-        pytest.param("wheel, overlay, pull", "wheels, pull", "Delivery: expected some of wheel, overlay, pull-request, found 'wheels'", id="Delivery"),
-        pytest.param("wheel, overlay, pull-request", "wheel, ", "Delivery: expected some of", id="Delivery with nothing after the comma"),
+        pytest.param(
+            "wheel, overlay, pull",
+            "wheels, pull",
+            "Delivery: expected some of wheel, overlay, pull-request, found 'wheels'",
+            id="Delivery",
+        ),
+        pytest.param(
+            "wheel, overlay, pull-request",
+            "wheel, ",
+            "Delivery: expected some of",
+            id="Delivery with nothing after the comma",
+        ),
         pytest.param("The sample is wrong there, and this mends it.\n\n", "", "expected the reason", id="no reason"),
-        pytest.param("Subject: [PATCH 1/3] Subtract in the core", "Subject: [PATCH]", "From and Subject", id="no subject"),
+        pytest.param(
+            "Subject: [PATCH 1/3] Subtract in the core", "Subject: [PATCH]", "From and Subject", id="no subject"
+        ),
         pytest.param("From 0000", "From: 0000", "From and Subject", id="no From line"),
         pytest.param("\n---\n", "\n\n", "found no line '---'", id="no end of the message"),
-        pytest.param("value - 30", "value\t\x1b[31m- 30", "found the control character '\\x1b' in line 26", id="control character"),
+        pytest.param(
+            "value - 30",
+            "value\t\x1b[31m- 30",
+            "found the control character '\\x1b' in line 26",
+            id="control character",
+        ),
         pytest.param("value - 30", "value\r - 30", "found the control character '\\r'", id="carriage return"),
         pytest.param("value - 30", "value \0 - 30", "found the control character '\\x00'", id="null byte"),
         pytest.param("value - 30", "value \udcff- 30", "expected UTF-8, found the byte 0xff", id="no text"),
-        pytest.param("this mends it.\n", f"this mends it.\n{CHANGE.format('../x')}", "expected a relative path", id="smuggled into the message"),
-        pytest.param("this mends it.\n", "this mends it.\n\n--- a/../x\n+++ b/../x\n@@ -1 +1 @@\n-a\n+b\n", "expected a relative path", id="smuggled without diff --git"),
-        pytest.param("this mends it.\n", "this mends it.\n\n--- ../x\n+++ ../x\n@@ -1 +1 @@\n-a\n+b\n", "expected '--- a/PATH'", id="smuggled without prefix"),
-        pytest.param("this mends it.\n", "this mends it.\n\n--- x\n+++ x\n@@ -1 +1 @@\n-a\n+b\n", "expected 'diff --git' before the first hunk", id="smuggled without folder"),
-        pytest.param("-- \n", f"-- \n{CHANGE.format('.git/config')}", "expected a relative path", id="smuggled into the signature"),
+        pytest.param(
+            "this mends it.\n",
+            f"this mends it.\n{CHANGE.format('../x')}",
+            "expected a relative path",
+            id="smuggled into the message",
+        ),
+        pytest.param(
+            "this mends it.\n",
+            "this mends it.\n\n--- a/../x\n+++ b/../x\n@@ -1 +1 @@\n-a\n+b\n",
+            "expected a relative path",
+            id="smuggled without diff --git",
+        ),
+        pytest.param(
+            "this mends it.\n",
+            "this mends it.\n\n--- ../x\n+++ ../x\n@@ -1 +1 @@\n-a\n+b\n",
+            "expected '--- a/PATH'",
+            id="smuggled without prefix",
+        ),
+        pytest.param(
+            "this mends it.\n",
+            "this mends it.\n\n--- x\n+++ x\n@@ -1 +1 @@\n-a\n+b\n",
+            "expected 'diff --git' before the first hunk",
+            id="smuggled without folder",
+        ),
+        pytest.param(
+            "-- \n",
+            f"-- \n{CHANGE.format('.git/config')}",
+            "expected a relative path",
+            id="smuggled into the signature",
+        ),
         pytest.param("\n@@ ", "\n@ ", "expected at least one hunk, found none", id="no hunk"),
     ],
 )
@@ -181,7 +242,9 @@ def test_a_list_that_is_no_text_is_refused(sample: Sample) -> None:
 def test_a_file_is_not_half_delivered(sample: Sample) -> None:
     """The wheel and the overlay hold the same post-image, so neither may take a part of the patches of a file."""
     sample.rewrite(2, "Delivery: wheel, overlay", "Delivery: wheel")
-    sample.overlay("lock", "check").fails("0002-", "Delivery: expected overlay too, because other patches of src/demo/core.py have it")
+    sample.overlay("lock", "check").fails(
+        "0002-", "Delivery: expected overlay too, because other patches of src/demo/core.py have it"
+    )
     sample.rewrite(2, "Delivery: wheel", "Delivery: overlay")
     sample.overlay("lock", "check").fails("0002-", "Delivery: expected wheel beside overlay")
 
@@ -194,7 +257,9 @@ def test_the_patches_are_applied(patches: tuple[series.Patch, ...], pre_images: 
     assert series.apply([], pre_images) == pre_images
 
 
-def test_a_hunk_may_move_and_its_context_may_not_change(patches: tuple[series.Patch, ...], pre_images: dict[str, bytes]) -> None:
+def test_a_hunk_may_move_and_its_context_may_not_change(
+    patches: tuple[series.Patch, ...], pre_images: dict[str, bytes]
+) -> None:
     moved = pre_images | {CORE: b"# one line more\n" * 9 + pre_images[CORE]}
     assert b"value * 50" in series.apply(patches, moved)[CORE]
     changed = pre_images | {CORE: pre_images[CORE].replace(b"def core_30(value):", b"def core_30(value) :")}
@@ -202,17 +267,26 @@ def test_a_hunk_may_move_and_its_context_may_not_change(patches: tuple[series.Pa
         series.apply(patches, changed)
 
 
-def test_a_patch_that_does_not_fit_is_explained(patches: tuple[series.Patch, ...], pre_images: dict[str, bytes]) -> None:
+def test_a_patch_that_does_not_fit_is_explained(
+    patches: tuple[series.Patch, ...], pre_images: dict[str, bytes]
+) -> None:
     other = pre_images[CORE].replace(b"value + 50\n", b"value + 51\n")
     with pytest.raises(OverlayError) as caught:
         series.apply(patches, pre_images | {CORE: other})
-    after_the_first = other.replace(b"def core_30(value):\n    return value + 30", b"def core_30(value):\n    return value - 30")
+    after_the_first = other.replace(
+        b"def core_30(value):\n    return value + 30", b"def core_30(value):\n    return value - 30"
+    )
     said = str(caught.value)
     assert said.startswith(f"{patches[1].file} does not fit {CORE}: hunk @@ -202,7 +202,7 @@")
-    assert f"expected the blob {patches[1].before[CORE]} or the same context, found {program.blob_id(after_the_first)}" in said
+    assert (
+        f"expected the blob {patches[1].before[CORE]} or the same context, found {program.blob_id(after_the_first)}"
+        in said
+    )
 
 
-def test_a_patch_that_is_applied_already_is_named(patches: tuple[series.Patch, ...], pre_images: dict[str, bytes]) -> None:
+def test_a_patch_that_is_applied_already_is_named(
+    patches: tuple[series.Patch, ...], pre_images: dict[str, bytes]
+) -> None:
     post_images = series.apply(patches, pre_images)
     with pytest.raises(OverlayError) as caught:
         series.apply(patches, post_images)
@@ -261,7 +335,9 @@ def hostile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home.mkdir()
     (home / "attributes").write_text("* text eol=crlf ident\n")
     settings = f"[core]\n\tautocrlf = true\n\teol = crlf\n\tattributesFile = {home}/attributes\n\tsymlinks = false\n"
-    (home / ".gitconfig").write_text(f"{settings}[apply]\n\twhitespace = fix\n[diff]\n\tnoprefix = true\n[alias]\n\tapply = !false\n")
+    (home / ".gitconfig").write_text(
+        f"{settings}[apply]\n\twhitespace = fix\n[diff]\n\tnoprefix = true\n[alias]\n\tapply = !false\n"
+    )
     variables = {
         "HOME": str(home),
         "XDG_CONFIG_HOME": str(home),
@@ -282,7 +358,11 @@ def hostile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("place", ["tmp", "src", "a:b/c", "größe und mehr"])
 def test_the_bytes_are_the_same_in_a_hostile_place(
-    patches: tuple[series.Patch, ...], pre_images: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    patches: tuple[series.Patch, ...],
+    pre_images: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
 ) -> None:
     expected = series.apply(patches, pre_images)
     repository = hostile(tmp_path, monkeypatch)
@@ -300,10 +380,20 @@ def test_the_bytes_are_the_same_in_a_hostile_place(
     }
 
 
-def test_apply_from_inside_a_hostile_repository(sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apply_from_inside_a_hostile_repository(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repository = hostile(tmp_path / "hostile", monkeypatch)
     before = snapshot(repository)
-    for name in ("HOME", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0"):
+    for name in (
+        "HOME",
+        "GIT_DIR",
+        "GIT_WORK_TREE",
+        "GIT_INDEX_FILE",
+        "GIT_CONFIG_COUNT",
+        "GIT_CONFIG_KEY_0",
+        "GIT_CONFIG_VALUE_0",
+    ):
         sample.variables[name] = os.environ[name]
     temporary = repository / ".git" / "tmp"
     temporary.mkdir()

@@ -12,9 +12,9 @@ import pytest
 
 from overlay.errors import OverlayError
 from overlay.queue import lock, source
+from tests.deliver.test_relock import without_network
 from tests.queue.server import Handler, Server, serving
 from tests.sample import Done, Sample, digest
-from tests.deliver.test_relock import without_network
 
 NAME = "demo-1.0-py3-none-any.whl"
 Damage = Callable[[bytes], bytes]
@@ -84,7 +84,9 @@ def recovers(sample: Sample) -> None:
 def test_damage_in_the_cache(sample: Sample, damage: Damage) -> None:
     content = sample.cached().read_bytes()
     sample.cached().write_bytes(damage(content))
-    said = first(sample).fails(f"{sample.cached()}: expected {len(content)} bytes with sha256 {digest(content)}, found", "run this again")
+    said = first(sample).fails(
+        f"{sample.cached()}: expected {len(content)} bytes with sha256 {digest(content)}, found", "run this again"
+    )
     assert digest(damage(content)) in said
     assert not sample.out.exists()
     first(sample).succeeds()
@@ -95,7 +97,9 @@ def test_damage_in_the_cache(sample: Sample, damage: Damage) -> None:
 def test_damage_in_the_download(fresh: Sample, damage: Damage) -> None:
     content = fresh.wheel().read_bytes()
     fresh.wheel().write_bytes(damage(content))
-    first(fresh).fails(f"{NAME}: expected {len(content)} bytes with sha256 {digest(content)}, found", "nothing was kept")
+    first(fresh).fails(
+        f"{NAME}: expected {len(content)} bytes with sha256 {digest(content)}, found", "nothing was kept"
+    )
     assert kept(fresh) == []
     fresh.wheel().write_bytes(content)
     recovers(fresh)
@@ -111,7 +115,10 @@ def test_an_index_that_offers_another_file(fresh: Sample) -> None:
     content = fresh.wheel().read_bytes()
     fresh.wheel().write_bytes(flipped(content))
     fresh.list_page("demo")
-    first(fresh).fails(f"{NAME}: expected sha256 {digest(content)}, found sha256 {digest(flipped(content))} at file:", "the index offers another file")
+    first(fresh).fails(
+        f"{NAME}: expected sha256 {digest(content)}, found sha256 {digest(flipped(content))} at file:",
+        "the index offers another file",
+    )
     assert kept(fresh) == []
     fresh.wheel().write_bytes(content)
     fresh.list_page("demo")
@@ -141,15 +148,24 @@ def test_a_page_without_hashes(fresh: Sample) -> None:
 def test_a_page_as_json(fresh: Sample, server: Server) -> None:
     """PEP 691, as the large indexes answer to who accepts it."""
     content = fresh.wheel().read_bytes()
-    page = {"meta": {"api-version": "1.0"}, "name": "demo", "files": [{"filename": NAME, "url": NAME, "hashes": {"sha256": digest(content)}}]}
-    server.answers["/demo/"] = lambda handler: handler.answer(json.dumps(page).encode(), kind="application/vnd.pypi.simple.v1+json")
+    page = {
+        "meta": {"api-version": "1.0"},
+        "name": "demo",
+        "files": [{"filename": NAME, "url": NAME, "hashes": {"sha256": digest(content)}}],
+    }
+    server.answers["/demo/"] = lambda handler: handler.answer(
+        json.dumps(page).encode(), kind="application/vnd.pypi.simple.v1+json"
+    )
     recovers(fresh)
 
 
 def test_a_page_without_the_file(fresh: Sample, server: Server) -> None:
     fresh.wheel().rename(fresh.folder / NAME)
     fresh.list_page("demo")
-    first(fresh).fails(f"expected {NAME} on {server.url}, found no such file", "check the network and the index in your pip configuration")
+    first(fresh).fails(
+        f"expected {NAME} on {server.url}, found no such file",
+        "check the network and the index in your pip configuration",
+    )
     (fresh.folder / NAME).rename(fresh.wheel())
     fresh.list_page("demo")
     recovers(fresh)
@@ -174,7 +190,9 @@ def test_a_file_that_is_not_served(fresh: Sample, server: Server, status: int) -
 def test_a_server_that_breaks_off(fresh: Sample, server: Server) -> None:
     content = fresh.wheel().read_bytes()
     server.answers[f"/demo/{NAME}"] = lambda handler: handler.answer(content[:20000], length=len(content))
-    first(fresh).fails(f"{server.url}/demo/{NAME}: expected {len(content)} bytes, found 20000", "check the network and run this again")
+    first(fresh).fails(
+        f"{server.url}/demo/{NAME}: expected {len(content)} bytes, found 20000", "check the network and run this again"
+    )
     assert kept(fresh) == []
     server.answers.clear()
     recovers(fresh)
@@ -213,7 +231,9 @@ def test_a_closed_port(fresh: Sample) -> None:
 
 def test_no_network_at_all(fresh: Sample) -> None:
     fresh.variables["PIP_INDEX_URL"] = "https://index.example/simple"
-    fresh.overlay("apply", "demo==1.0", prefix=without_network()).fails(f"expected {NAME} on https://index.example/simple", "check the network")
+    fresh.overlay("apply", "demo==1.0", prefix=without_network()).fails(
+        f"expected {NAME} on https://index.example/simple", "check the network"
+    )
     fresh.variables["PIP_INDEX_URL"] = fresh.index.as_uri()
     recovers(fresh)
 
@@ -228,7 +248,9 @@ def test_no_index_at_all(fresh: Sample) -> None:
 def test_redirects_are_followed(fresh: Sample, server: Server) -> None:
     server.answers["/demo/"] = lambda handler: handler.redirect("/elsewhere/demo/")
     server.answers["/elsewhere/demo/"] = lambda handler: handler.file("/demo/")
-    server.answers[f"/elsewhere/demo/{NAME}"] = lambda handler: handler.redirect(f"{server.url}/demo/{NAME}?from=elsewhere")
+    server.answers[f"/elsewhere/demo/{NAME}"] = lambda handler: handler.redirect(
+        f"{server.url}/demo/{NAME}?from=elsewhere"
+    )
     recovers(fresh)
     assert server.requests[-1] == f"/demo/{NAME}?from=elsewhere"
 
@@ -241,7 +263,9 @@ def test_a_ring_of_redirects(fresh: Sample, server: Server) -> None:
 
 
 @pytest.mark.parametrize("variable", ["PIP_PROXY", "http_proxy", "all_proxy"])
-@pytest.mark.parametrize("index", ["http://127.0.0.2:9/simple", "http://index.example/simple", "http://index.example:9/simple"])
+@pytest.mark.parametrize(
+    "index", ["http://127.0.0.2:9/simple", "http://index.example/simple", "http://index.example:9/simple"]
+)
 def test_the_proxy_is_used(fresh: Sample, server: Server, variable: str, index: str) -> None:
     fresh.variables.update({"PIP_INDEX_URL": index, "PIP_TRUSTED_HOST": "index.example", variable: server.url})
     server.answers["/simple/demo/"] = lambda handler: handler.file("/demo/")
@@ -315,7 +339,9 @@ def test_a_configuration_that_pip_cannot_read(fresh: Sample) -> None:
     configuration = fresh.folder / "pip.conf"
     configuration.write_text("no section\n")
     fresh.variables["PIP_CONFIG_FILE"] = str(configuration)
-    first(fresh).fails("pip config list` to print your pip settings, found: ", str(configuration), "mend pip or your pip configuration")
+    first(fresh).fails(
+        "pip config list` to print your pip settings, found: ", str(configuration), "mend pip or your pip configuration"
+    )
     fresh.variables["PIP_CONFIG_FILE"] = "/dev/null"
     recovers(fresh)
 
@@ -339,7 +365,7 @@ def test_a_module_beside_the_user_is_not_run(fresh: Sample, tmp_path: Path) -> N
     """`python -m pip` would take a pip.py in the folder that it is run from."""
     for name in ("pip", "unearth", "ssl"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('run by mistake')\n")
-    fresh.overlay("apply", "demo==1.0", cwd=tmp_path).succeeds()
+    fresh.overlay("apply", "demo==1.0", cwd=tmp_path, own=True).succeeds()
 
 
 def test_the_settings_of_pip(monkeypatch: pytest.MonkeyPatch) -> None:
