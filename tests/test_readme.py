@@ -95,7 +95,7 @@ def test_command(command: str, clone: Clone) -> None:
 
 
 def prepared(command: str, clone: Clone) -> str:
-    """The command as the test runs it: what would run this test again, or needs another torch, only collects its tests."""
+    """The command as it is run here: what would run this test again, or needs another torch, only collects."""
     if command.startswith("scripts/test.sh"):
         return f"{command} --collect-only --quiet"
     if "lock complete" in command:

@@ -1,4 +1,4 @@
-"""pip and uv install the patched wheel from the index that `apply` writes, beside the public one, over stock and over an older revision."""
+"""pip and uv install the patched wheel from our index beside the public one, over stock and over an older revision."""
 
 import os
 import re
@@ -67,7 +67,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Callable[[Path], str]]:
 
 
 class Environment:
-    """A new virtual environment, and one installer to fill it with. Beside the public index, the user's own pip settings hold."""
+    """A new virtual environment, and one installer to fill it with; the public index is that of the user's settings."""
 
     def __init__(self, folder: Path, installer: str) -> None:
         self.folder = folder
@@ -159,6 +159,6 @@ def test_with_the_hash_an_exchanged_wheel_is_refused(
     pinned.write_text(line.replace("# --hash", "--hash"))
     exchanged.write_text(re.sub("sha256:.*", "sha256:" + "0" * 64, pinned.read_text()))
     index = (first_revision / "simple").as_uri()
-    with pytest.raises(AssertionError, match="(?i)hash"):
+    with pytest.raises(AssertionError, match=r"(?i)hash"):
         environment.install("-r", str(exchanged), index=index)
     assert environment.install("-r", str(pinned), index=index) == FIRST

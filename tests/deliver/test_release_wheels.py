@@ -1,4 +1,4 @@
-"""The wheels of the pinned releases: what is in them, that installers take them, and that the same inputs give the same bytes."""
+"""The wheels of the pinned releases: what is in them, who takes them, and that the same inputs give the same bytes."""
 
 import base64
 import csv
