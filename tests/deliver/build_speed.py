@@ -45,9 +45,9 @@ class Speed:
         return "\n".join(
             (
                 f"building {RELEASE} from a warm cache, index included; median of {ROUNDS}, interleaved",
-                f"  scripts/apply.sh                       {self.apply:6.2f} s",
-                f"  sha256sum and cp of the wheel          {self.copy:6.2f} s   ratio {self.to_copy:4.1f} (<= 10; aim 5)",
-                f"  wheel unpack, git apply, wheel pack    {self.by_hand:6.2f} s   ratio {self.to_by_hand:4.2f} (<= 1/6)",
+                f"  scripts/apply.sh                     {self.apply:6.2f} s",
+                f"  sha256sum and cp of the wheel        {self.copy:6.2f} s   ratio {self.to_copy:4.1f} (<= 10; aim 5)",
+                f"  wheel unpack, git apply, wheel pack  {self.by_hand:6.2f} s   ratio {self.to_by_hand:4.2f} (<= 1/6)",
             )
         )
 
