@@ -8,6 +8,7 @@ other.
 import argparse
 import contextlib
 import errno
+import gc
 import importlib
 import os
 import shutil
@@ -25,6 +26,7 @@ from overlay.errors import OverlayError
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and exits."""
+    gc.disable()  # a run is short; looking for cycles while libraries are imported takes a tenth of it
     options = _parser().parse_args(arguments)
     with _terminated_like_interrupted():
         sys.exit(_run(options))

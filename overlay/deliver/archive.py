@@ -12,7 +12,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from overlay.errors import OverlayError
 from overlay.queue.lock import relative_path
@@ -26,8 +26,7 @@ MAXIMUM_SIZE = 8 << 30
 """Bytes that all members may have together: a release of these packages has less than a hundredth of that."""
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """A member of a wheel. `raw` is its content as it lies in the archive: deflated (method 8) or stored (method 0)."""
 
     name: str
@@ -57,11 +56,11 @@ class Member:
 
     def renamed(self, name: str) -> "Member":
         """The same member under another name."""
-        return replace(self, name=name)
+        return self if name == self.name else self._replace(name=name)
 
     def exchanged(self, content: bytes) -> "Member":
         """The same member, name, date and mode, with other content, stored."""
-        return replace(self, raw=content, method=0, crc=zlib.crc32(content), size=len(content))
+        return self._replace(raw=content, method=0, crc=zlib.crc32(content), size=len(content))
 
 
 def stored(name: str, content: bytes) -> Member:

@@ -41,18 +41,16 @@ def _public_version(text: str) -> str:
     return text
 
 
+_UNSAFE = re.compile(r"(?:\A|/)(?:\.{0,2}|\.git)(?:/|\Z)|[\x00-\x1f\x7f\\:]", re.IGNORECASE)
+
+
 def relative_path(text: str) -> str:
     """`text`, if it is a plain relative POSIX path: no `..`, no `.git`, no drive, no backslash, no control character.
 
     Raises:
         ValueError: it is not.
     """
-    parts = text.split("/")
-    if (
-        not text
-        or any(part in ("", ".", "..") or part.lower() == ".git" for part in parts)
-        or re.search(r"[\x00-\x1f\x7f\\:]", text)
-    ):
+    if _UNSAFE.search(text):
         raise ValueError("expected a relative path without '..', '.git', ':' or a backslash")
     return text
 
@@ -85,6 +83,7 @@ class _Table(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
+        defer_build=True,
         strict=True,
         alias_generator=lambda name: name.replace("_", "-"),
     )
