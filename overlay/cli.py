@@ -11,7 +11,6 @@ import errno
 import gc
 import importlib
 import os
-import shutil
 import signal
 import sys
 import traceback
@@ -27,7 +26,9 @@ from overlay.errors import OverlayError
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and exits."""
     gc.disable()  # a run is short; looking for cycles while libraries are imported takes a tenth of it
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     with _terminated_like_interrupted():
         sys.exit(_run(options))
 
@@ -65,8 +66,8 @@ def _failed(options: argparse.Namespace, message: str, code: int) -> int:
 
 def _missing(error: ModuleNotFoundError) -> str:
     return (
-        f"expected the library {error.name}, found none: this command needs the extra `queue`: pip install "
-        "'modeling-overlay[queue]', or run scripts/apply.sh"
+        f"expected the library {error.name}, found none: this command needs the extra `queue`: in a checkout "
+        "of modeling-overlay, pip install '.[queue]', or run scripts/apply.sh"
     )
 
 
@@ -75,16 +76,23 @@ def _system(error: OSError) -> str:
     if isinstance(place, bytes):
         place = os.fsdecode(place)
     if error.errno == errno.ENOSPC:
-        folder = (
-            next((str(path) for path in (Path(place), *Path(place).parents) if path.exists()), ".")
-            if error.filename
-            else "the disk"
-        )
-        free = f", {shutil.disk_usage(folder).free} bytes are free there" if error.filename else ""
-        return f"{place}: no space left on the disk{free}: free some and run this again; nothing was changed"
+        return f"{place}: no space left on the disk{_free(Path(place))}: free some and run this again"
     if error.errno == errno.EROFS:
         return f"{place}: expected a place that can be written, found a read-only file system: name another with --out"
-    return f"{place}: {error.strerror or error}: mend that and run this again; nothing was changed"
+    return f"{place}: {error.strerror or error}: mend that and run this again"
+
+
+def _free(place: Path) -> str:
+    """What is left there, which may be a reserve for root, or enough of everything but inodes."""
+    folder = next((path for path in (place, *place.parents) if path.is_absolute() and path.exists()), None)
+    if folder is None:
+        return ""
+    status = os.statvfs(folder)
+    return (
+        f", {status.f_bavail * status.f_frsize} bytes are free there"
+        if status.f_favail
+        else ", no inodes are free there"
+    )
 
 
 @contextlib.contextmanager
@@ -122,9 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     apply.add_argument(
         "releases", nargs="*", metavar="NAME==VERSION", help="pinned releases (default: every one that is delivered)"
     )
-    apply.add_argument(
-        "--out", type=Path, default=Path("dist"), metavar="DIR", help="where the products go (default: dist)"
-    )
+    apply.add_argument("--out", type=Path, metavar="DIR", help="where the products go (default: dist in the checkout)")
     apply.add_argument(
         "--from-git",
         type=Path,
@@ -150,26 +156,34 @@ def _parser() -> argparse.ArgumentParser:
         metavar="COMMAND", required=True
     )
     check = lock.add_parser("check", parents=[common], help="say whether the lock is sound; needs no network")
-    check.set_defaults(command=_lock_check)
+    check.set_defaults(command=_lock_check, parser=check)
     update = lock.add_parser("update", parents=[common], help="write blob ids, revisions and hashes of built wheels")
     update.add_argument("releases", nargs="*", metavar="NAME==VERSION", help="pinned releases (default: all)")
-    update.set_defaults(command=_lock_update)
+    update.set_defaults(command=_lock_update, parser=update)
     complete = lock.add_parser("complete", parents=[common], help="complete a commit pin from a checkout")
     complete.add_argument(
         "--checkout", type=Path, required=True, metavar="PATH", help="a git checkout that has the commit"
     )
-    complete.set_defaults(command=_lock_complete)
+    complete.set_defaults(command=_lock_complete, parser=complete)
     return parser
 
 
 def _root(options: argparse.Namespace) -> Path:
-    root: Path = (options.root or Path(__file__).resolve().parent.parent).resolve()
-    if not (root / "upstream.lock").is_file():
-        raise OverlayError(
-            f"expected upstream.lock in {root}, found none: run this from a checkout of modeling-overlay, or name "
-            "it with --root"
-        )
-    return root
+    here = Path.cwd()
+    for root in (
+        [options.root.resolve()] if options.root else [Path(__file__).resolve().parent.parent, here, *here.parents]
+    ):
+        if (root / "upstream.lock").is_file():
+            return Path(root)
+    raise OverlayError(
+        f"expected upstream.lock in {options.root or here}, found none: run this from a checkout of modeling-overlay, "
+        "or name it with --root"
+    )
+
+
+def _relative(path: Path) -> Path:
+    """`path` as seen from the current folder, where it lies below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _apply(options: argparse.Namespace) -> None:
@@ -181,15 +195,16 @@ def _apply(options: argparse.Namespace) -> None:
     if options.metadata_from and options.run_upstream_build:
         options.parser.error("--metadata-from and --run-upstream-build exclude each other")
     root = _root(options)
+    out = options.out or _relative(root / "dist")
     lock = importlib.import_module("overlay.queue.lock").read(root / "upstream.lock")
     if options.from_git is None:
-        importlib.import_module("overlay.deliver.apply").run(lock, root, options.releases, options.out)
+        importlib.import_module("overlay.deliver.apply").run(lock, root, options.releases, out)
     else:
         importlib.import_module("overlay.deliver.tree").from_git(
             lock,
             root,
             options.from_git,
-            options.out,
+            out,
             any_commit=options.any_commit,
             metadata_from=options.metadata_from,
             run_upstream_build=options.run_upstream_build,

@@ -1,5 +1,6 @@
 """Progress of long steps: a bar on a terminal, plain lines elsewhere. All of it goes to stderr."""
 
+import contextlib
 import sys
 from types import TracebackType
 from typing import Any, Self
@@ -7,8 +8,9 @@ from typing import Any, Self
 
 def say(text: str) -> None:
     """One plain line."""
-    sys.stderr.write(f"overlay: {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, AttributeError):  # stderr is closed, or nobody reads it: the work goes on
+        sys.stderr.write(f"overlay: {text}\n")
+        sys.stderr.flush()
 
 
 class Progress:

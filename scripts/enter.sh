@@ -3,6 +3,8 @@
 
 root=$(cd -P -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)
 
+unset PYTHONHOME PYTHONPLATLIBDIR PYTHONINSPECT PYTHONSTARTUP  # of another Python, or for a person at its prompt
+
 fail() {
   printf 'overlay: %s\n' "$1" >&2
   exit 1

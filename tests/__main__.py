@@ -10,10 +10,29 @@ SUITES = {"fsdp2": ["tests/distributed/test_fsdp2.py"], "speed": ["tests/deliver
 """What a first word stands for. `fsdp2 --torch 2.11` (or 2.13, 2.14), `fsdp2 --markdown`: see conftest.py."""
 
 
+USAGE = """usage: scripts/test.sh [SUITE] [PYTEST ARGUMENT...]
+
+Without a suite: all the tests, or those that the arguments name. Suites:
+  fsdp2    the table of gradients alone; --torch 2.11, 2.13 or 2.14; --markdown as in README.md
+  speed    how long a build takes, as ratios
+All options of pytest: scripts/test.sh --help-pytest
+"""
+
+
 def main(arguments: list[str]) -> int:
     os.chdir(Path(__file__).resolve().parents[1])
-    suite = SUITES.get(arguments[0] if arguments else "")
-    return pytest.main(arguments if suite is None else [*suite, *arguments[1:]])
+    first = arguments[0] if arguments else ""
+    if first in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return 0
+    if first == "--help-pytest":
+        return pytest.main(["--help"])
+    if first in SUITES:
+        return pytest.main([*SUITES[first], *arguments[1:]])
+    if first and not first.startswith("-") and not Path(first.partition("::")[0]).exists():
+        sys.stderr.write(f"overlay: expected a suite ({', '.join(SUITES)}) or a path, found {first!r}\n{USAGE}")
+        return 2
+    return pytest.main(arguments)
 
 
 if __name__ == "__main__":

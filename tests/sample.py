@@ -388,6 +388,7 @@ class Sample:
             self.command(*arguments),
             cwd=self.folder,
             env=self.environment(),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a shell's background
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",

@@ -76,8 +76,9 @@ def test_an_error_is_one_line_and_a_traceback_only_with_debug(sample: Sample) ->
 
 
 def test_a_release_for_tests_is_not_delivered(sample: Sample) -> None:
-    sample.apply("demo==1.1").fails(
-        "expected one of the pinned releases (demo==1.0, demo==2.0, plain==3.0), found 'demo==1.1'"
+    sample.apply("demo==1.1").fails("demo==1.1 is pinned for the tests alone", 'set its use to "deliver"')
+    sample.apply("demo==9.9").fails(
+        "expected one of the pinned releases (demo==1.0, demo==2.0, plain==3.0), found 'demo==9.9'"
     )
 
 
@@ -95,7 +96,10 @@ def test_progress_goes_to_stderr_in_plain_lines(sample: Sample) -> None:
     assert all(line.startswith("overlay: ") for line in lines)
     assert lines[0] == "overlay: looking for demo-1.0-py3-none-any.whl on the package index"
     assert lines[1].startswith("overlay: demo-1.0-py3-none-any.whl: 0.1 MB")
-    assert lines[-1] == f"overlay: wrote {sample.out}/demo-1.0+overlay.1-py3-none-any.whl"
+    assert lines[-2] == f"overlay: wrote {sample.out}/demo-1.0+overlay.1-py3-none-any.whl"
+    assert lines[-1] == (
+        f"overlay: to install: pip install --find-links {sample.out} --constraint {sample.out}/constraints.txt demo"
+    )
 
 
 def test_progress_is_a_bar_on_a_terminal(sample: Sample) -> None:
@@ -158,7 +162,8 @@ def test_a_library_that_is_not_installed(
     if library in needs:
         done.fails(
             f"expected the library {library}",
-            "found none: this command needs the extra `queue`: pip install 'modeling-overlay[queue]'",
+            "found none: this command needs the extra `queue`: in a checkout of modeling-overlay, "
+            "pip install '.[queue]'",
         )
         assert not sample.out.exists()
         assert not sample.patched.exists()

@@ -3,11 +3,13 @@
 import hashlib
 import importlib
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from packaging.utils import canonicalize_name
 
@@ -19,6 +21,7 @@ from overlay.queue import images, series, source
 from overlay.queue.lock import Lock, Package, Release
 
 MANIFEST_FORMAT = 1
+CONSTRAINTS_HEAD = "# The wheels beside this file"
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,6 @@ class Patched:
     members: Sequence[archive.Member]
     exchanged: Sequence[images.Image]
     overlaid: frozenset[str]
-
-    @property
-    def file(self) -> str:
-        """The file name of the patched wheel."""
-        return self.release.wheel.file.replace(f"-{self.release.version}-", f"-{self.release.local_version}-", 1)
 
 
 def derive(patches: Path, project: str, package: Package, release: Release) -> Patched:
@@ -100,7 +98,7 @@ def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[
         raise OverlayError('upstream.lock: expected at least one release with use = "deliver", found none: pin one')
     generated = root / "overlay" / "patched"
     check_target(out, root)
-    output.check(generated)
+    output.check(generated, _GENERATED)
     for project, _, release in chosen:
         source.ensure(project, release.wheel)  # not in a thread, which an interrupt would have to wait for
     with ThreadPoolExecutor(2) as workers:
@@ -109,21 +107,29 @@ def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[
         importing = workers.submit(importlib.import_module, "overlay.deliver.index")
         derived = [_checked(patched) for patched in workers.map(lambda pin: derive(root / "patches", *pin), chosen)]
         importing.result()
-    with output.replaced(generated, lambda _: True) as overlay:
+    inside = Path.cwd() if out.resolve() in (Path.cwd(), *Path.cwd().parents) else None
+    with output.replaced(generated, lambda _: True, _GENERATED) as overlay:
         _write_overlay(derived, overlay)
-        with output.replaced(out, _ours(lock)) as staging:
+        with output.replaced(out, products(lock, out)) as staging:
             _write_wheels(derived, staging)
-    wheels = [out / patched.file for patched in derived]
+    wheels = [out / patched.release.built_file for patched in derived]
     for file in wheels:
         say(f"wrote {file}")
+    say(f"to install: pip install --find-links {out} --constraint {out / 'constraints.txt'} {chosen[0][0]}")
+    if inside:
+        say(f"{out} was replaced, and a shell in it still sees the old one: cd {inside}")
     return wheels
+
+
+_GENERATED = "it is written beside the sources, so use a copy of this project that can be written"
 
 
 def check_target(out: Path, root: Path) -> None:
     """Whether `out` is a folder for products. Raises OverlayError where it holds the checkout, or cannot be replaced
     (`output.check`)."""
-    place, generated = out.resolve(), (root / "overlay" / "patched").resolve()
-    if place == generated or place in generated.parents or generated in place.parents:
+    place, here = out.resolve(), root.resolve()
+    own = [here / name for name in ("overlay", "patches", "scripts", "tests", ".git")]
+    if place == here or place in here.parents or any(folder in (place, *place.parents) for folder in own):
         raise OverlayError(
             f"{out} holds this project itself: expected a folder for products alone: name another one with --out"
         )
@@ -141,45 +147,60 @@ def _checked(one: Patched) -> Patched:
     return one
 
 
-def _ours(lock: Lock) -> Callable[[str], bool]:
-    """Which files in the products' folder are this project's: those that it may write for any release of the pinned
-    packages."""
+def products(lock: Lock, folder: Path) -> Callable[[str], bool]:
+    """Which files in `folder`, by their path in it, are this project's: wheels by their names, pages and constraints by
+    what is in them too, so that nobody's own `constraints.txt` is taken for ours."""
     projects = "|".join(re.escape(name) for name in lock.packages)
     pages = "|".join(re.escape(canonicalize_name(name)) for name in lock.packages)
-    pattern = re.compile(
-        rf"(?:{projects})-[^/]+\+overlay\.[0-9]+-[^/]+\.whl(?:\.metadata)?|constraints\.txt|simple/(?:(?:{pages})/)?index\.html"
-    )
-    return lambda path: pattern.fullmatch(path) is not None
+    wheel = rf"(?:{projects})-[^/]+[+.]overlay\.(?:[0-9]+|g[0-9a-f]+)-[^/]+\.whl"
+    names = re.compile(rf"(?P<wheel>{wheel}(?:\.metadata)?)|constraints\.txt|simple/(?:(?:{pages})/)?index\.html")
+    links = re.compile(rf"(?:{pages})/|\.\./\.\./{wheel}")
+
+    def ours(path: str) -> bool:
+        named = names.fullmatch(path)
+        if named is None or named["wheel"]:
+            return named is not None
+        try:
+            text = (folder / path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return not os.path.lexists(folder / path)
+        if path == "constraints.txt":
+            return text.startswith(CONSTRAINTS_HEAD)
+        found = [unquote(link.partition("#")[0]) for link in re.findall(r'href="([^"]*)"', text)]
+        return bool(found) and all(links.fullmatch(link) for link in found)
+
+    return ours
 
 
 def _write_wheels(derived: Sequence[Patched], folder: Path) -> None:
     from overlay.deliver import index
 
-    products = []
+    built = []
     for one in derived:
         release = one.release
-        say(f"building {one.file}")
-        sha256 = save(one.members, folder / one.file)
+        say(f"building {one.release.built_file}")
+        sha256 = save(one.members, folder / one.release.built_file)
         assert release.built is not None
         if sha256 != release.built.sha256:
             raise OverlayError(
-                f"{one.file}: expected sha256 {release.built.sha256}, found {sha256}: the lock is not of this "
+                f"{one.release.built_file}: expected sha256 {release.built.sha256}, found {sha256}: the lock "
+                "is not of this "
                 "series, run overlay lock update"
             )
         metadata = metadata_of(one.members)
-        (folder / f"{one.file}.metadata").write_bytes(metadata)
-        products.append(
+        (folder / f"{one.release.built_file}.metadata").write_bytes(metadata)
+        built.append(
             index.Product(
                 one.project,
                 release.local_version,
-                one.file,
+                one.release.built_file,
                 sha256,
                 metadata,
                 hashlib.sha256(metadata).hexdigest(),
             )
         )
-    index.write(folder, products)
-    (folder / "constraints.txt").write_text(index.constraints(products), encoding="utf-8")
+    index.write(folder, built)
+    (folder / "constraints.txt").write_text(index.constraints(built, CONSTRAINTS_HEAD), encoding="utf-8")
 
 
 def _write_overlay(derived: Sequence[Patched], folder: Path) -> None:

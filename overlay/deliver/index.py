@@ -65,8 +65,8 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-def constraints(products: Iterable[Product]) -> str:
-    """A constraints file for pip and uv: the exact local version of each wheel, and its hash.
+def constraints(products: Iterable[Product], head: str) -> str:
+    """A constraints file for pip and uv, that begins with `head`: each wheel's exact local version and its hash.
 
     The hash is a comment, because pip asks for the hash of everything as soon as one line has one (its hash-checking
     mode), and then installs nothing that the wheel depends on. Download links on the index have the hash in any case.
@@ -74,9 +74,9 @@ def constraints(products: Iterable[Product]) -> str:
     others are comments.
     """
     rows = [
-        "# The wheels beside this file: pip install -c constraints.txt transformers",
-        "# With a hash, pip wants one for every package that it installs: where all of yours have one, take out the"
-        " '# ' before --hash.",
+        f"{head}: pip install --find-links . --constraint constraints.txt transformers",
+        "# With a hash, pip wants one for every package. If your requirements file has them all, put the line there,"
+        " and take out the '# ' before --hash.",
     ]
     active: set[str] = set()
     for product in products:

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,14 +21,20 @@ from overlay import cache
 from overlay.errors import OverlayError, naming
 from overlay.progress import say
 
+ADVICE = "name another folder with --out"
+
 
 @contextmanager
-def replaced(target: Path, ours: Callable[[str], bool]) -> Iterator[Path]:
+def replaced(
+    target: Path, ours: Callable[[str], bool], advice: str = ADVICE, leftovers: Callable[[str], bool] | None = None
+) -> Iterator[Path]:
     """Yields an empty folder; what is in it at the end replaces what was ours in `target`.
 
     Args:
         target: the folder to replace; it need not exist.
         ours: whether a file, by its POSIX path inside `target`, is this project's. All others are left as they are.
+        leftovers: whether a file in what a killed run left is this project's; `ours`, if it is not given.
+        advice: what a message tells the reader to do where `target` cannot be replaced.
 
     Raises:
         OverlayError: `target` cannot be replaced: it is no folder, or a mount point, or it or the folder that holds
@@ -38,15 +43,15 @@ def replaced(target: Path, ours: Callable[[str], bool]) -> Iterator[Path]:
     target = Path(os.path.realpath(target))
     name = hashlib.sha256(os.fsencode(target)).hexdigest()[:16]
     with cache.locked(f"output-{name}"):
-        _check(target)
+        _check(target, advice)
         target.parent.mkdir(parents=True, exist_ok=True)
         prefix = f".{target.name}.overlay-"
         for left in list(target.parent.iterdir()):
-            if re.fullmatch(rf"{re.escape(prefix)}[a-z0-9_]{{8}}", left.name):  # of a run that was killed
+            if re.fullmatch(rf"{re.escape(prefix)}([0-9]+|new)", left.name):  # of a run that was killed
                 with _held(left) as free:
                     if free:
-                        _clear(left, target, ours)
-        staging = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+                        _clear(left, target, leftovers or ours)
+        staging = _made(target, prefix)
         try:
             with _held(staging):
                 with naming(target):
@@ -61,6 +66,17 @@ def replaced(target: Path, ours: Callable[[str], bool]) -> Iterator[Path]:
                     staging.rename(target)
         finally:
             _clear(staging, target, ours)
+
+
+def _made(target: Path, prefix: str) -> Path:
+    """A new staging folder, with its inode in its name: an old folder that changed places with it has another inode."""
+    new = target.with_name(f"{prefix}new")
+    new.mkdir(mode=0o700)
+    return new.rename(target.with_name(f"{prefix}{new.stat().st_ino}"))
+
+
+def _never_exchanged(left: Path) -> bool:
+    return left.name.rpartition("-")[2] in ("new", str(left.stat().st_ino))
 
 
 @contextmanager
@@ -80,19 +96,16 @@ def _held(folder: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def check(target: Path) -> None:
+def check(target: Path, advice: str = ADVICE) -> None:
     """Whether `target` can be replaced, asked before work is done for it. Raises OverlayError as `replaced` does."""
-    _check(Path(os.path.realpath(target)))
+    _check(Path(os.path.realpath(target)), advice)
 
 
-def _check(target: Path) -> None:
+def _check(target: Path, advice: str) -> None:
     if target.exists() and not target.is_dir():
-        raise OverlayError(f"expected a folder at {target}, found a file: name another folder with --out")
+        raise OverlayError(f"expected a folder at {target}, found a file: {advice}")
     if target.exists() and os.statvfs(target).f_flag & os.ST_RDONLY:
-        raise OverlayError(
-            f"{target}: expected a folder that can be written, found a read-only file system: name another folder "
-            "with --out"
-        )
+        raise OverlayError(f"{target}: expected a folder that can be written, found a read-only file system: {advice}")
     if target == target.parent or os.path.ismount(target):
         raise OverlayError(
             f"{target} is a mount point, which cannot be replaced at once: name a folder inside it with --out"
@@ -100,9 +113,7 @@ def _check(target: Path) -> None:
     parent = next(folder for folder in target.parents if folder.exists())
     for folder in (target, parent) if target.exists() else (parent,):
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise OverlayError(
-                f"{folder}: expected a folder that can be written, found that it cannot: name another folder with --out"
-            )
+            raise OverlayError(f"{folder}: expected a folder that can be written, found that it cannot: {advice}")
 
 
 def _umask() -> int:
@@ -193,7 +204,9 @@ def _exchange(one: Path, other: Path) -> None:
 def _clear(old: Path, target: Path, ours: Callable[[str], bool]) -> None:
     """Removes a staging folder, or the old folder after the exchange; says so where that cannot be done."""
     try:
-        if old.is_dir():
+        if old.is_dir() and _never_exchanged(old):
+            shutil.rmtree(old)
+        elif old.is_dir():
             _retire(old, target, ours)
     except FileNotFoundError:
         pass  # another run removes it at the same time
@@ -202,7 +215,7 @@ def _clear(old: Path, target: Path, ours: Callable[[str], bool]) -> None:
 
 
 def _retire(old: Path, target: Path, ours: Callable[[str], bool], inside: str = "") -> None:
-    """Removes everything in a folder, and it. What others put into it meanwhile moves to `target`."""
+    """Removes everything in an old folder, and it. What others put into it at the last moment moves to `target`."""
     for entry in os.scandir(old):
         path = f"{inside}{entry.name}"
         if entry.is_dir(follow_symlinks=False):

@@ -41,12 +41,7 @@ def update(path: Path, requirements: Sequence[str] = ()) -> None:
                 if release.use == "deliver"
                 else _tested(path, name, package, release)
             )
-            known = release.model_dump(by_alias=True)
-            changes |= {
-                (*at, key): value
-                for key, value in found.items()
-                if known[key] != (tuple(value) if isinstance(value, list) else value)
-            }
+            changes |= _changes(at, release.model_dump(by_alias=True), found)
     if changes:
         lock.write(path, changes)
     for where in changes:
@@ -55,7 +50,22 @@ def update(path: Path, requirements: Sequence[str] = ()) -> None:
         say(f"{path.name} is up to date")
 
 
+def _changes(at: Location, known: dict[str, Any], found: dict[str, Any]) -> dict[Location, Any]:
+    """What is to be written: of files that are there, only the blob ids, so that comments between them stay."""
+    changes: dict[Location, Any] = {}
+    for key, value in found.items():
+        old = list(known[key]) if key == "files" else known[key]
+        if key == "files" and [file["path"] for file in old] == [file["path"] for file in value]:
+            for position, (before, after) in enumerate(zip(old, value, strict=True)):
+                changes |= {(*at, key, position, side): after[side] for side in after if after[side] != before[side]}
+        elif old != value:
+            changes[(*at, key)] = value
+    return changes
+
+
 def _delivered(patches: Path, name: str, package: Package, release: Release) -> dict[str, Any]:
+    if release.revision is None:
+        release = release.model_copy(update={"revision": 1})
     built, sha256 = _build(patches, name, package, release)
     if release.built is not None and release.built.sha256 != sha256:
         assert release.revision is not None
@@ -65,7 +75,7 @@ def _delivered(patches: Path, name: str, package: Package, release: Release) -> 
     return {
         "revision": release.revision,
         "files": _dumped([image.exchanged for image in built.exchanged]),
-        "built": {"file": built.file, "sha256": sha256},
+        "built": {"file": built.release.built_file, "sha256": sha256},
     }
 
 
@@ -78,10 +88,8 @@ def _build(patches: Path, name: str, package: Package, release: Release) -> tupl
 
 
 def _tested(path: Path, name: str, package: Package, release: Release) -> dict[str, Any]:
-    wheel = Wheel.read(source.read(name, release.wheel), release.wheel.file)
     assert release.series is not None
-    queue = series.read(path.parent / "patches" / release.series)
-    made = images.make(queue, package.prefix, lambda file: wheel.member(file).content())
+    made = _images(series.read(path.parent / "patches" / release.series), name, package, release)
     return {"files": _dumped([image.exchanged for image in made])}
 
 
@@ -123,8 +131,29 @@ def complete(path: Path, folder: Path) -> None:
     say(f"{path.name}: packages.{name}.commit is {at.commit}, verified; {queue.name} fits")
 
 
+def _check_images(queue: series.Series, name: str, package: Package, release: Release) -> None:
+    """Whether the series gives what the lock names, if the release's wheel is in the cache."""
+    if not source.path(release.wheel).is_file():
+        say(
+            f"{release.wheel.file} is not in the cache: whether {queue.name} gives what the lock names was not "
+            "looked at"
+        )
+        return
+    made = _images(queue, name, package, release)
+    images.check(
+        made, [file for file in release.files if file.path != package.version_file], f"{name} {release.version}"
+    )
+
+
+def _images(queue: series.Series, name: str, package: Package, release: Release) -> list[images.Image]:
+    wheel = Wheel.read(source.read(name, release.wheel), release.wheel.file)
+    return images.make(queue, package.prefix, lambda file: wheel.member(file).content())
+
+
 def check(path: Path) -> None:
-    """Whether the lock is sound: its fields, and that it and `patches/` agree. Needs no network and no artefact.
+    """Whether the lock is sound: its fields, and that it and `patches/` agree. Needs no network.
+
+    Where the artefact is in the cache, the series is applied and compared too; where it is not, that is said.
 
     Raises:
         OverlayError: the first thing that is not.
@@ -160,6 +189,8 @@ def check(path: Path) -> None:
                     f"{path}:{lock.line(text, (*at, 'files'))}: {lock.key(at)}.files: {differing}: {what}: run "
                     "overlay lock update"
                 )
+            if isinstance(release, Release):
+                _check_images(queue, name, package, release)
     for folder in sorted((path.parent / "patches").iterdir()):
         if folder.is_dir() and folder.name not in used:
             series.read(folder)

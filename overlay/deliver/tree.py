@@ -12,7 +12,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from overlay.deliver import output
-from overlay.deliver.apply import check_target
+from overlay.deliver.apply import check_target, products
 from overlay.deliver.wheel import Wheel, patched, relabelled, save, with_tree
 from overlay.errors import OverlayError
 from overlay.progress import say
@@ -62,6 +62,8 @@ def from_git(
             f"{folder}: expected {changed[0]} as it is committed, found changes that are not: commit or stash them"
         )
     check_target(out, root)
+    if head.changed([package.prefix + project]):
+        say(f"{folder}: changes that are not committed are left out")
     say(f"{project} at {head.commit[:12]}: {queue.name} fits; no lock names this tree, so its wheel is for you alone")
     tree = head.files(f"{package.prefix}{project}") | {package.prefix + image.path: image.after for image in made}
     if run_upstream_build:
@@ -79,7 +81,7 @@ def from_git(
             package.version_file, wheel.member(package.version_file).content(), version, local_version
         )
     file = out / f"{project}-{local_version}-{wheel.tag}.whl"
-    with output.replaced(out, lambda path: path == file.name) as staging:
+    with output.replaced(out, lambda path: path == file.name, leftovers=products(lock, out)) as staging:
         save(patched(wheel, files, wheel.version, local_version), staging / file.name)
     say(f"wrote {file}")
     return file

@@ -143,9 +143,41 @@ def _make(name: str, requirements: Path, home: Path, lock: int) -> None:
     _run(f"the environment {name}", [str(_base()), "-m", "venv", str(home)], log, lock)
     command = [str(home / "bin" / "python"), "-m", "pip", "install", *_PIP, "--requirement", str(requirements)]
     _run(f"the environment {name}", command, log, lock)
+    _verify(name, requirements, home)
     _write(home / MARKER, "\n".join(_texts(requirements)))
     log.unlink(missing_ok=True)
     say(f"made the environment {name} in {time.monotonic() - started:.0f} s")
+
+
+def _verify(name: str, requirements: Path, home: Path) -> None:
+    """Whether everything that is pinned is there: pip's own configuration can make it install elsewhere, or nothing.
+
+    Raises:
+        OverlayError: something is not.
+    """
+    from importlib.metadata import distributions
+
+    folders = [str(path) for path in home.glob("lib*/python3.*/site-packages")]
+    found = {_canonical(item.metadata["Name"]): item.version for item in distributions(path=folders)}
+    for line in "\n".join(_texts(requirements)).splitlines():
+        project, equals, version = line.partition("==")
+        if (
+            equals
+            and ";" not in line
+            and not line.startswith("#")
+            and found.get(_canonical(project)) != version.strip()
+        ):
+            raise OverlayError(
+                f"the environment {name} cannot be made: pip said that it installed {line}, but it is not in {home}: "
+                "look in `pip config list` for options such as target, prefix or root, and unset them"
+            )
+
+
+def _canonical(project: str) -> str:
+    """The name of a project as PEP 503 compares it."""
+    import re
+
+    return re.sub(r"[-_.]+", "-", project).lower()
 
 
 def _install(requirements: Sequence[str], home: Path, lock: int) -> None:
@@ -165,6 +197,10 @@ def _install(requirements: Sequence[str], home: Path, lock: int) -> None:
 _PIP = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off")
 
 
+_ELSEWHERE = {f"PIP_{name}" for name in ("TARGET", "PREFIX", "ROOT", "USER", "DRY_RUN", "NO_DEPS", "REQUIRE_HASHES")}
+"""What a user may have set for pip that would leave an environment empty or without what it needs."""
+
+
 def _run(what: str, command: Sequence[str], log: Path, lock: int) -> None:
     """Run a command, which shares the lock, with its output in `log`.
 
@@ -176,7 +212,13 @@ def _run(what: str, command: Sequence[str], log: Path, lock: int) -> None:
     try:
         with log.open("wb") as output:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(lock,), check=False
+                command,
+                env={key: value for key, value in os.environ.items() if key not in _ELSEWHERE},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(lock,),
+                check=False,
             )
         if done.returncode == 0:
             return

@@ -17,6 +17,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"overlay: {error}\n")
         return 1
     except KeyboardInterrupt:
+        sys.stderr.write("overlay: interrupted: the environment is made anew by the next run\n")
         return 130
     sys.stdout.write(f"{interpreter}\n")
     return 0

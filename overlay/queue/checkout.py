@@ -33,6 +33,11 @@ class Checkout:
         found = git.run("rev-parse", "--git-dir", folder=folder)
         if found.returncode != 0:
             said = found.stderr.decode("utf-8", "replace").removeprefix("fatal: ").partition("\n")[0]
+            if "dubious ownership" in said:
+                raise OverlayError(
+                    f"{folder} belongs to another user, so git does not trust it: "
+                    f"git config --global --add safe.directory {folder.resolve()}"
+                )
             raise OverlayError(f"expected a git checkout at {folder}, found none ({said}): name the folder of one")
         # An id as git describe writes it is always a commit's, even where a branch has the id for its name.
         name = revision if revision == "HEAD" else f"commit-0-g{revision}"
@@ -56,7 +61,7 @@ class Checkout:
 
     def has(self, path: str) -> bool:
         """Whether the commit has a file or folder at `path`."""
-        return git.run("cat-file", "-e", f"{self.commit}:{path}", folder=self.folder).returncode == 0
+        return bool(git.run("ls-tree", "--full-tree", self.commit, "--", path, folder=self.folder).stdout)
 
     def files(self, folder: str) -> dict[str, bytes]:
         """Every regular file under `folder` ("" for the root) at the commit, by its path from the root.
@@ -178,13 +183,13 @@ def fitting(
         try:
             fits.append((queue, images.make(queue, package.prefix, lambda path: checkout.read(package.prefix + path))))
         except OverlayError as error:
-            reasons.append(str(error))
+            reasons.append(f"{queue.name} ({str(error).removeprefix(f'{folder}/').partition(': expected')[0]})")
     if len(fits) == 1:
         return fits[0]
     if not fits:
         raise OverlayError(
             f"{checkout.folder} at {checkout.commit[:12]}: expected one series that fits, found none: "
-            f"{'; '.join(reasons) or 'there is no series of this project'}"
+            f"{', '.join(reasons) or 'there is no series of this project'}: add one for it under {patches}"
         )
     raise OverlayError(
         f"{checkout.folder} at {checkout.commit[:12]}: expected one series that fits, found "

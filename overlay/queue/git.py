@@ -41,8 +41,12 @@ def run(
     if isolated:
         environment.update(_isolation(folder))
     return subprocess.run(
-        [program, *arguments], cwd=folder, env=environment, capture_output=True, input=stdin, check=False
+        [program, *_QUIET, *arguments], cwd=folder, env=environment, capture_output=True, input=stdin, check=False
     )
+
+
+_QUIET = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+"""No program that a repository's configuration names is run."""
 
 
 def _isolation(folder: Path) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ import shutil
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from packaging.utils import (
@@ -134,6 +134,11 @@ class Release(_Table):
         """The version of the patched wheel, with the local version label of PEP 440: `5.14.1+overlay.1`."""
         return f"{self.version}+overlay.{self.revision}"
 
+    @property
+    def built_file(self) -> str:
+        """The file name of the patched wheel: upstream's with the local version."""
+        return self.wheel.file.replace(f"-{self.version}-", f"-{self.local_version}-", 1)
+
 
 class Commit(_Table):
     """A commit of the git repository. Not `verified`: the id may be abbreviated, and nobody with a checkout has
@@ -148,7 +153,7 @@ class Commit(_Table):
 class Package(_Table):
     """An upstream project: path in its git tree = `prefix` + path in its wheel."""
 
-    repository: Annotated[str, StringConstraints(pattern=r"^https://[^\s]+$")]
+    repository: Annotated[str, StringConstraints(pattern=r"^https://[^\s@]+$")]
     prefix: Annotated[str, AfterValidator(_folder_prefix)] = ""
     version_file: RelativePath | None = None
     commit: Commit | None = None
@@ -159,7 +164,7 @@ class Lock(_Table):
     """The whole file."""
 
     version: Annotated[int, Field(ge=FORMAT, le=FORMAT)]  # a Literal would take true and 1.0 for 1
-    packages: dict[ProjectName, Package]
+    packages: Annotated[dict[ProjectName, Package], Field(min_length=1)]
 
     def deliveries(self) -> Iterator[tuple[str, Package, Release]]:
         """Every release that is patched and delivered, in the order of the file."""
@@ -185,6 +190,14 @@ class Lock(_Table):
         for known, package, release in pins:
             if separator and canonicalize_name(known) == wanted and release.version == version:
                 return known, package, release
+        if use == "deliver" and any(
+            canonicalize_name(known) == wanted and version in (release.version for release in package.releases)
+            for known, package in self.packages.items()
+        ):
+            raise OverlayError(
+                f'{requirement} is pinned for the tests alone: to deliver it, set its use to "deliver" in '
+                "upstream.lock, give it the series of its range, and run overlay lock update"
+            )
         listed = ", ".join(f"{known}=={release.version}" for known, _, release in pins)
         raise OverlayError(
             f"expected one of the pinned releases ({listed}), found {requirement!r}: name one of these, or pin it "
@@ -219,6 +232,10 @@ def parse(text: str, source: str = "upstream.lock") -> Lock:
     """
     try:
         data = tomllib.loads(text)
+    except RecursionError:
+        raise OverlayError(
+            f"{source}: expected tables and arrays a few levels deep, found many more: restore the file"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise OverlayError(f"{source}: {_toml_problem(text, error)}: mend that line") from None
     found = data.get("version")
@@ -432,12 +449,17 @@ def _check_commit(commit: Commit, at: Location) -> None:
 
 def _check_release(name: str, release: Release, at: Location) -> None:
     _check_wheel_name(name, release.wheel.file, release.version, (*at, "wheel", "file"))
+    if release.series is not None and not _in_range(name, release):
+        raise _Problem(
+            (*at, "series"),
+            f"expected a series of {name} whose range holds {release.version}, found {release.series!r}",
+        )
     if release.sdist is not None:
         try:
             found, version = parse_sdist_filename(release.sdist.file)
         except InvalidSdistFilename as error:
             raise _Problem((*at, "sdist", "file"), str(error)) from None
-        if found != canonicalize_name(name) or str(version) != release.version:
+        if found != canonicalize_name(name) or str(version) != release.version or release.sdist.file.endswith(".zip"):
             raise _Problem(
                 (*at, "sdist", "file"), f"expected the sdist of {name} {release.version}, found {release.sdist.file!r}"
             )
@@ -448,33 +470,43 @@ def _check_release(name: str, release: Release, at: Location) -> None:
     else:
         if release.series is None:
             raise _Problem((*at, "series"), "missing: expected the series that applies to a delivered release")
-        if release.revision is None:
-            raise _Problem((*at, "revision"), "missing: expected the revision of a delivered release")
         if release.built is not None:
-            _check_wheel_name(name, release.built.file, release.local_version, (*at, "built", "file"))
+            if release.revision is None:
+                raise _Problem((*at, "revision"), "missing: expected the revision of a wheel that is built")
+            if release.built.file != release.built_file:
+                raise _Problem((*at, "built", "file"), f"expected {release.built_file!r}, found {release.built.file!r}")
             if not release.files:
                 raise _Problem(
                     (*at, "files"), "missing: expected the files that are exchanged: run overlay lock update"
                 )
 
 
+def _in_range(name: str, release: Release) -> bool:
+    """Whether the range in the name of the series, `<project>-<first>[-<last>]`, holds the release."""
+    project, first, *last = str(release.series).split("-")
+    lowest, highest = (tuple(map(int, part.split("."))) for part in (first, *(last or [first])))
+    version = Version(release.version).release
+    return project == name and lowest <= version[: len(lowest)] and version[: len(highest)] <= highest
+
+
 def _check_wheel_name(name: str, file: str, version: str, at: Location) -> None:
     try:
-        found, found_version, _, _ = parse_wheel_filename(file)
+        found, found_version, build, _ = parse_wheel_filename(file)
     except InvalidWheelFilename as error:
         raise _Problem(at, str(error)) from None
-    if found != canonicalize_name(name) or str(found_version) != version:
+    spelled = file.startswith(f"{name}-{version}-")
+    if found != canonicalize_name(name) or str(found_version) != version or build or not spelled:
         raise _Problem(at, f"expected the wheel of {name} {version}, found {file!r}")
 
 
 def _check_files(files: tuple[Exchanged, ...], at: Location) -> None:
-    seen: set[PurePosixPath] = set()
+    seen: set[str] = set()
     for position, file in enumerate(files):
         here = (*at, "files", position)
-        if PurePosixPath(file.path) in seen:
+        if file.path.casefold() in seen:
             raise _Problem((*here, "path"), f"{file.path} is named twice: keep one of the two")
         if file.before == file.after:
             raise _Problem(
                 (*here, "after"), "expected another blob id than before: a file that does not change is not exchanged"
             )
-        seen.add(PurePosixPath(file.path))
+        seen.add(file.path.casefold())

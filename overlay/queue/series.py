@@ -17,11 +17,16 @@ from overlay.queue import git
 from overlay.queue.lock import relative_path
 
 Delivery = Literal["wheel", "overlay", "pull-request"]
-TRAILERS = ("Bug", "Origin", "Applied-Upstream", "Last-Update")
-"""The trailers that every patch must have; `Delivery` may be left out, and then means all."""
+TRAILERS = {
+    "Bug": re.compile(r"\S.*"),
+    "Origin": re.compile(r"\S.*"),
+    "Applied-Upstream": re.compile(r"no|[0-9]+(\.[0-9]+)+"),
+    "Last-Update": re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"),
+}
+"""The trailers that every patch must have, and what they look like; `Delivery` may be left out, and then means all."""
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-_TRAILER = re.compile(r"([A-Z][A-Za-z-]*): +(\S.*)")
+_TRAILER = re.compile(r"([A-Za-z][A-Za-z-]*): +(\S.*)")
 
 
 @dataclass(frozen=True)
@@ -146,12 +151,7 @@ def read_patch(file: Path) -> Patch:
         )
     paragraphs = [paragraph.strip("\n") for paragraph in re.split(r"\n\s*\n", description.strip("\n"))]
     trailers = {row[1]: row[2] for row in map(_TRAILER.fullmatch, paragraphs[-1].splitlines()) if row}
-    for name in TRAILERS:
-        if name not in trailers:
-            raise OverlayError(
-                f"{file}: expected the trailer {name}: at the end of the message, found "
-                f"{', '.join(trailers) or 'no trailer'}: add it"
-            )
+    _check_trailers(file, trailers)
     reason = "\n\n".join(paragraphs[:-1])
     if not reason:
         raise OverlayError(
@@ -159,6 +159,24 @@ def read_patch(file: Path) -> Patch:
         )
     paths, created, before, hunks = _content(file, text, text.count("\n", 0, len(text) - len(body)))
     return Patch(file, subject, reason, trailers, _delivery(file, trailers), paths, created, before, hunks)
+
+
+def _check_trailers(file: Path, trailers: Mapping[str, str]) -> None:
+    for name, form in TRAILERS.items():
+        if name not in trailers:
+            raise OverlayError(
+                f"{file}: expected the trailer {name}: at the end of the message, found "
+                f"{', '.join(trailers) or 'no trailer'}: add it"
+            )
+        if form.fullmatch(trailers[name]) is None:
+            expected = "a day such as 2026-11-29" if name == "Last-Update" else "a release such as 2.16.0, or no"
+            raise OverlayError(f"{file}: {name}: expected {expected}, found {trailers[name]!r}: correct the trailer")
+    for name in trailers:
+        if name not in (*TRAILERS, "Delivery") and not name.endswith("-by"):
+            raise OverlayError(
+                f"{file}: expected the trailers {', '.join((*TRAILERS, 'Delivery'))}, found {name!r}: correct "
+                "the trailer"
+            )
 
 
 def _text(file: Path) -> str:
@@ -250,6 +268,11 @@ def _content(
                     f"{where}: expected 'diff --git' before the first hunk, found {row!r}: export the patch again"
                 )
             removed, added = int(found[2] or 1), int(found[4] or 1)
+            if removed == 0 and path not in created:
+                raise OverlayError(
+                    f"{where}: expected lines of the old file around what is added, found none: export the patch with "
+                    "context"
+                )
             hunks.append(Hunk(path, row, int(found[1])))
     if not hunks:
         raise OverlayError(f"{file}: expected at least one hunk, found none: export the patch again")

@@ -10,9 +10,9 @@ import contextlib
 import hashlib
 import logging
 import re
+import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,11 +68,15 @@ def _from_cache(artefact: Artefact) -> bytes:
     kept = path(artefact)
     content = kept.read_bytes()
     found = hashlib.sha256(content).hexdigest()
+    if found == artefact.sha256 and len(content) != artefact.size:
+        raise OverlayError(
+            f"{artefact.file}: expected {artefact.size} bytes, found {len(content)} with the right sha256: correct "
+            "its size in upstream.lock"
+        )
     if found != artefact.sha256:
         kept.unlink(missing_ok=True)
         raise OverlayError(
-            f"{kept}: expected {artefact.size} bytes with sha256 {artefact.sha256}, found {len(content)} bytes "
-            f"with {found}: "
+            f"{kept}: expected {artefact.size} bytes with sha256 {artefact.sha256}, found {len(content)} with {found}: "
             "it was damaged in the cache and has been removed, run this again to fetch it anew"
         )
     return content
@@ -80,9 +84,9 @@ def _from_cache(artefact: Artefact) -> bytes:
 
 def _download(project: str, artefact: Artefact) -> None:
     settings = PipSettings.read()
-    with settings.client() as client, tempfile.TemporaryDirectory(dir=_incoming(), prefix="download-") as temporary:
+    with settings.client() as client, _incoming(artefact) as folder:
         link = _find(client, settings, project, artefact)
-        file = Path(temporary) / artefact.file
+        file = folder / artefact.file
         kept = path(artefact)
         with naming(kept):
             _save(client, link, file, artefact)
@@ -90,10 +94,17 @@ def _download(project: str, artefact: Artefact) -> None:
         file.replace(kept)
 
 
-def _incoming() -> Path:
-    folder = cache.folder() / "artefacts"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+@contextlib.contextmanager
+def _incoming(artefact: Artefact) -> Iterator[Path]:
+    """An empty folder in the cache to download into; the caller holds the artefact's lock. Its name is always the
+    same, so that a killed run leaves one behind and no more."""
+    folder = cache.folder() / "artefacts" / f"{artefact.sha256}.part"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,30 @@ def test_check_needs_no_network_and_no_artefact(sample: Sample) -> None:
     shutil.rmtree(sample.index)
     done = sample.overlay("lock", "check", prefix=without_network()).succeeds()
     assert done.stdout == f"{sample.lock} is sound\n"
-    assert done.stderr == ""
+    lines = done.stderr.splitlines()
+    assert lines
+    assert all("is not in the cache: whether " in line for line in lines)
     assert not sample.cache.exists()
+
+
+def test_check_sees_a_patch_that_was_edited_where_the_artefact_is_in_the_cache(sample: Sample) -> None:
+    patch = sample.patch(1)
+    text = patch.read_text()
+    added = next(row for row in text.splitlines() if row.startswith("+") and not row.startswith("+++"))
+    patch.write_text(text.replace(added, f"{added}  # edited", 1))
+    sample.overlay("lock", "check").fails("expected the blob", "the series has changed since the lock was written")
+
+
+def test_comments_between_files_survive(sample: Sample) -> None:
+    text = sample.lock.read_text()
+    at = text.index("  {path = ")
+    sample.lock.write_text(f"{text[:at]}  # why this file\n{text[at:]}")
+    patch = sample.patch(1)
+    content = patch.read_text()
+    added = next(row for row in content.splitlines() if row.startswith("+") and not row.startswith("+++"))
+    patch.write_text(content.replace(added, f"{added}  # edited", 1))
+    sample.overlay("lock", "update").succeeds()
+    assert "  # why this file\n" in sample.lock.read_text()
 
 
 def test_check_names_the_file_that_no_patch_changes(sample: Sample) -> None:
@@ -201,4 +223,6 @@ def test_complete_wants_one_series_that_fits(sample: Sample) -> None:
 def test_complete_says_that_git_distrusts_a_checkout(sample: Sample) -> None:
     checkout = sample.checkouts / "demo-1.0"
     os.chown(checkout, 1234, 1234)
-    sample.overlay("lock", "complete", "--checkout", checkout).fails("dubious ownership")
+    sample.overlay("lock", "complete", "--checkout", checkout).fails(
+        "belongs to another user", f"git config --global --add safe.directory {checkout}"
+    )

@@ -190,3 +190,19 @@ def test_the_first_word_of_test_sh_may_name_a_suite(
     monkeypatch.setattr(pytest, "main", pytest_main)
     assert suites.main(arguments) == 3
     assert calls == [(to_pytest, ROOT)]
+
+
+def test_pip_settings_that_would_install_elsewhere_are_left_out(checkout: Checkout, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    code, out, said = checkout.run(PIP_TARGET=str(elsewhere), PIP_USER="0", PIP_DRY_RUN="1")
+    assert (code, elsewhere.exists()) == (0, False), said
+    assert out
+
+
+def test_an_environment_that_pip_left_empty_is_not_complete(checkout: Checkout, tmp_path: Path) -> None:
+    settings = tmp_path / "pip.conf"
+    settings.write_text(f"[install]\ntarget = {tmp_path / 'elsewhere'}\n", "utf-8")
+    code, _, said = checkout.run(PIP_CONFIG_FILE=str(settings))
+    assert code == 1
+    assert said.splitlines()[-1].startswith("overlay: the environment queue cannot be made: pip said that it installed")
+    assert checkout.run()[0] == 0

@@ -124,6 +124,27 @@ def line_of(text: str, needle: str) -> int:
             id="revision is a truth value",
         ),
         pytest.param(
+            'series = "demo-1.0-1.1"',
+            'series = "demo-2.0-2.9"',
+            "packages.demo.releases[0].series",
+            'series = "demo-2.0-2.9"',
+            id="series of another range",
+        ),
+        pytest.param(
+            'file = "demo-1.0+overlay.1-py3-none-any.whl"',
+            'file = "demo-1.0+overlay.1-py2.py3-none-any.whl"',
+            "packages.demo.releases[0].built.file",
+            "built = ",
+            id="built wheel with other tags",
+        ),
+        pytest.param(
+            'file = "demo-1.0-py3-none-any.whl"',
+            'file = "Demo-1.0-py3-none-any.whl"',
+            "packages.demo.releases[0].wheel.file",
+            "wheel = ",
+            id="wheel in another spelling",
+        ),
+        pytest.param(
             "revision = 1\n", "", "packages.demo.releases[0].revision", "[[packages.demo.releases]]", id="no revision"
         ),
         pytest.param(

@@ -135,6 +135,17 @@ CHANGE = "\ndiff --git a/{0} b/{0}\nindex 573ad40..573ad41 100644\n--- a/{0}\n++
         ),
         pytest.param("Applied-Upstream: no\n", "", "expected the trailer Applied-Upstream:", id="no Applied-Upstream"),
         pytest.param(
+            "Last-Update: 2026-11-28\n", "Last-Update: yesterday\n", "Last-Update: expected a day", id="no day"
+        ),
+        pytest.param(
+            "Applied-Upstream: no\n",
+            "Applied-Upstream: perhaps\n",
+            "Applied-Upstream: expected a release such as 2.16.0, or no, found 'perhaps'",
+            id="no release",
+        ),
+        pytest.param("Bug: https", "Delivry: wheel\nBug: https", "found 'Delivry'", id="misspelt trailer"),
+        pytest.param("Bug: https", "delivery: wheel\nBug: https", "found 'delivery'", id="trailer in lower case"),
+        pytest.param(
             "wheel, overlay, pull",
             "wheels, pull",
             "Delivery: expected some of wheel, overlay, pull-request, found 'wheels'",
@@ -315,7 +326,8 @@ def test_white_space_stays_as_it_is(tmp_path: Path, content: bytes) -> None:
     after = content.replace(b"b", b"B \t")
     (repository / "file").write_bytes(after)
     diff = subprocess.run(["git", "diff"], cwd=repository, capture_output=True, check=True).stdout
-    head = b"From 0\nFrom: a\nSubject: x\n\nWhy.\n\nBug: x\nOrigin: x\nApplied-Upstream: no\nLast-Update: x\n---\n\n"
+    trailers = b"Bug: x\nOrigin: x\nApplied-Upstream: no\nLast-Update: 2026-11-29\n"
+    head = b"From 0\nFrom: a\nSubject: x\n\nWhy.\n\n" + trailers + b"---\n\n"
     file = tmp_path / "0001-x.patch"
     file.write_bytes(head + diff)
     assert series.apply([series.read_patch(file)], {"file": content}) == {"file": after}

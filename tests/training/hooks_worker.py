@@ -1,7 +1,7 @@
 """What a layer's hooks see in one forward and one backward, without checkpointing and with each kind of it.
 
-`python hooks_worker.py RESULT.json` writes, for each, the calls in order: kind of hook, layer, whether gradients were
-enabled, and what it was given.
+`python hooks_worker.py RESULT.json` writes, for each, the calls in order (kind of hook, layer, whether gradients were
+enabled, and what it was given), and how often the insides of the layers were computed.
 """
 
 import json
@@ -53,18 +53,20 @@ def listen(layer: nn.Module, index: int, calls: list[Any]) -> None:
     layer.register_full_backward_hook(in_backward)
 
 
-def hooks(options: dict[str, bool] | None) -> list[Any]:
+def hooks(options: dict[str, bool] | None) -> dict[str, Any]:
     model = build()
     calls: list[Any] = []
+    inside: list[int] = []
     if options is not None:
         model.gradient_checkpointing_enable(options)
     for index, layer in enumerate(model.model.layers):
         listen(layer, index, calls)
+        layer.mlp.register_forward_pre_hook(lambda module, args: inside.append(1))
     ids = torch.arange(32).reshape(2, 16)
     loss = model(input_ids=ids, labels=ids, use_cache=False).loss
     calls.append(["between"])
     loss.backward()
-    return calls
+    return {"calls": calls, "computed": len(inside)}
 
 
 def main(result: Path) -> None:

@@ -15,15 +15,19 @@ Calls = list[list[Any]]
 
 
 @pytest.fixture(scope="module", params=PATCHED, ids=str)
-def patched(request: pytest.FixtureRequest) -> dict[str, Calls]:
-    calls: dict[str, Calls] = run(WORKER, variant=request.param)
-    return calls
+def results(request: pytest.FixtureRequest) -> dict[str, Any]:
+    results: dict[str, Any] = run(WORKER, variant=request.param)
+    return results
+
+
+@pytest.fixture(scope="module")
+def patched(results: dict[str, Any]) -> dict[str, Calls]:
+    return {kind: result["calls"] for kind, result in results.items()}
 
 
 @pytest.fixture(scope="module", params=STOCK, ids=str)
 def stock(request: pytest.FixtureRequest) -> dict[str, Calls]:
-    calls: dict[str, Calls] = run(WORKER, variant=request.param)
-    return calls
+    return {kind: result["calls"] for kind, result in run(WORKER, variant=request.param).items()}
 
 
 def forward_pre(calls: Calls) -> Calls:
@@ -35,6 +39,11 @@ def test_every_hook_runs_once_a_layer_without_checkpointing(patched: dict[str, C
     assert sorted(tuple(call[:2]) for call in calls) == sorted(
         (hook, layer) for hook in HOOKS for layer in range(LAYERS)
     )
+
+
+def test_a_layer_with_hooks_is_checkpointed(results: dict[str, Any]) -> None:
+    computed = {kind: result["computed"] for kind, result in results.items()}
+    assert computed == {"without": LAYERS, "reentrant": 2 * LAYERS, "non-reentrant": 2 * LAYERS}
 
 
 @pytest.mark.parametrize("kind", ["reentrant", "non-reentrant"])
