@@ -1,0 +1,190 @@
+"""Every layer is checkpointed once, however it comes to its `forward`, and its `forward` looks as on stock."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contracts.columns import Columns, Observed, Pair, measure, pair
+from tests.variants import LATEST, PATCHED, PINNED, STOCK
+
+WORKER = Path(__file__).with_name("classes_worker.py")
+
+FORWARD = "(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor"
+LAMBDA = "(self, x, scale=1.0)"
+
+
+def once(signature: str = FORWARD, calls: int = 2) -> Observed:
+    return {
+        "checkpoints": 1,
+        "calls": calls,
+        "gradients": True,
+        "outputs": True,
+        "its own": True,
+        "signature": signature,
+    }
+
+
+MADE: dict[str, Observed] = {
+    "a forward of its own": once(),
+    "a subclass without a forward": once(),
+    "super().forward in a chain": once(),
+    "a mixin before the layer, with super().forward": once(),
+    "a mixin before the layer, with no super().forward": once(),
+    "a mixin after the layer": once(),
+    "an abstract base, the forward later in the order of resolution": once(),
+    "an abstract method, and the forward in a subclass": once(),
+    "a diamond": once(),
+    "functools.wraps of the parent's forward, which is not called": once(),
+    "functools.wraps of the parent's forward, which is called": once(),
+    "the parent's forward under its own name": once(),
+    "type() at run time": once(LAMBDA),
+    "types.new_class at run time, without a forward": once(),
+    "a keyword for __init_subclass__": once(),
+    "a generic class": once(),
+    "a static forward": once("(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor"),
+    "a functools.partialmethod as forward": once(
+        "(self, x: torch.Tensor, scale: float = 1.0, *, shift: float = 1.0) -> torch.Tensor"
+    ),
+    "an object as forward": once("(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor"),
+    "the subclass's forward put there later": once(LAMBDA),
+    "the parent's forward replaced later": once(LAMBDA),
+    "the parent's forward replaced later, under super().forward": once(),
+    "a __call__ of its own": once(),
+    "the class of the layer exchanged": once(),
+    "the flag on the class": once(),
+    "a forward that calls itself": once(
+        "(self, x: torch.Tensor, scale: float = 1.0, again: bool = True) -> torch.Tensor", calls=4
+    ),
+    "a forward that calls another layer's forward": once(calls=4),
+    "a layer inside, called twice": once(),
+    "no forward at all": {"refused": 'Module [Layer] is missing the required "forward" function'},
+}
+"""What is observed in each set-up. Two calls: one in the forward, one in the recompute."""
+
+NESTED = "a layer inside, called twice"
+NESTED_EXPECTED = {
+    "reentrant": {**once(calls=8), "checkpoints": 5},
+    "non-reentrant": {**once(calls=7), "checkpoints": 5},
+}
+"""Its own three, and two of those again where the outer one is recomputed; a non-reentrant recompute stops early."""
+
+HOOKS = {"pre": 1, "post": 1}
+HOOKS_NESTED = {"reentrant, hooks": {"pre": 5, "post": 5}, "non-reentrant, hooks": {"pre": 5, "post": 4}}
+"""The inner layer's hooks are part of what the outer layer computes."""
+
+SETUPS = ("reentrant", "non-reentrant", "reentrant, hooks", "non-reentrant, hooks")
+
+CANNOT_BE_IMPORTED = {
+    "transformers.models.higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer": (
+        "ModuleNotFoundError: No module named 'torchaudio'"
+    )
+}
+CLASSES = {"5.14.1": 496, "5.22.2": 548}
+"""The layer classes of the package, without those of the modules that cannot be imported."""
+
+BROKEN_ON_LATEST = {
+    "an abstract base, the forward later in the order of resolution",
+    "a static forward",
+    "an object as forward",
+    "the subclass's forward put there later",
+    "the parent's forward replaced later",
+    "a forward that calls itself",
+    "a forward that calls another layer's forward",
+    NESTED,
+    "no forward at all",
+}
+"""No checkpoint, an error, or more than one checkpoint, with upstream's own fix."""
+
+
+@pytest.fixture(scope="module")
+def columns() -> Columns:
+    return measure(WORKER, [*STOCK, *PATCHED, LATEST], {LATEST: "made"})
+
+
+@pytest.fixture(scope="module", params=PINNED)
+def both(request: pytest.FixtureRequest, columns: Columns) -> Pair:
+    return pair(columns, request.param)
+
+
+def expected(way: str, setup: str) -> Observed:
+    return NESTED_EXPECTED[setup.removesuffix(", hooks")] if way == NESTED else MADE[way]
+
+
+def without(observed: Observed, *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in observed.items() if key not in keys}
+
+
+def test_no_way_is_left_out(columns: Columns) -> None:
+    for observed in columns.values():
+        assert set(observed["made"]) == set(MADE)
+        assert all(tuple(setups) == SETUPS for setups in observed["made"].values())
+
+
+@pytest.mark.parametrize("way", MADE)
+def test_a_layer_is_checkpointed_once(both: Pair, way: str) -> None:
+    _, patched = both
+    observed = {setup: without(one, "hooks", "value") for setup, one in patched["made"][way].items()}
+    assert observed == {setup: expected(way, setup) for setup in SETUPS}
+
+
+@pytest.mark.parametrize("way", MADE)
+def test_a_layer_is_as_on_stock(both: Pair, way: str) -> None:
+    stock, patched = ({setup: without(one, "hooks") for setup, one in column["made"][way].items()} for column in both)
+    assert patched == stock
+
+
+@pytest.mark.parametrize("way", [way for way in MADE if "refused" not in MADE[way]])
+def test_hooks_run_once(both: Pair, way: str) -> None:
+    stock, patched = both
+    for setup in SETUPS[2:]:
+        assert patched["made"][way][setup]["hooks"] == (HOOKS_NESTED[setup] if way == NESTED else HOOKS)
+        assert stock["made"][way][setup]["hooks"]["pre"] > patched["made"][way][setup]["hooks"]["pre"]
+
+
+def test_upstreams_own_fix_does_not_checkpoint_each_of_them(columns: Columns) -> None:
+    made = columns[LATEST]["made"]
+    unlike = ("hooks", "value", "its own")  # it hands over no bound method, which test_layers.py shows
+    broken = {
+        way
+        for way in MADE
+        if any(without(made[way][setup], *unlike) != without(expected(way, setup), *unlike) for setup in SETUPS)
+    }
+    assert broken == BROKEN_ON_LATEST
+
+
+# ---- every class of the package --------------------------------------------------------------------------------------
+
+
+def test_the_same_modules_cannot_be_imported(both: Pair) -> None:
+    stock, patched = both
+    assert patched["refused"] == stock["refused"] == CANNOT_BE_IMPORTED
+
+
+@pytest.mark.parametrize("release", PINNED)
+def test_every_class_is_looked_at(columns: Columns, release: str) -> None:
+    stock, patched = pair(columns, release)
+    assert list(patched["classes"]) == list(stock["classes"])
+    assert len(patched["classes"]) == CLASSES[release]
+
+
+def test_every_class_looks_as_on_stock(both: Pair) -> None:
+    """Signature, annotations, name, docstring and source of `forward`; docstring of the class."""
+    stock, patched = (
+        {name: without(one, "wrappers", "entered") for name, one in column["classes"].items()} for column in both
+    )
+    different = {name: (stock[name], patched[name]) for name in stock if stock[name] != patched[name]}
+    assert not different
+
+
+def test_every_forward_is_wrapped_once(both: Pair) -> None:
+    stock, patched = ({name: one["wrappers"] for name, one in column["classes"].items()} for column in both)
+    added = {name: patched[name] - stock[name] for name in stock}
+    assert {name for name, number in added.items() if number != 1} == set()
+
+
+def test_every_class_enters_one_checkpoint_and_computes_once(both: Pair) -> None:
+    """Without hooks on the layer, and with one."""
+    for column in both:
+        entered = {name: one["entered"] for name, one in column["classes"].items()}
+        assert {name: one for name, one in entered.items() if one != [[1, 1], [1, 1]]} == {}
