@@ -8,7 +8,7 @@ from tests.deliver import build_speed
 
 
 def test_build_is_quick(capsys: pytest.CaptureFixture[str]) -> None:
-    """Other load lengthens the shortest of the ways most, so one measurement out of three has to be within the limits."""
+    """Other load lengthens the shortest way most, so one measurement out of three has to be within the limits."""
     for _ in range(3):
         speed = build_speed.measure()
         with capsys.disabled():
