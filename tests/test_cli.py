@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import overlay
 from tests.deliver.conftest import sample, template
 from tests.sample import PROJECT, Sample
+from tests.variants import ROOT
 
 __all__ = ["sample", "template"]
 
@@ -202,3 +204,62 @@ def test_a_closed_pipe_is_no_traceback(sample: Sample) -> None:
 def test_no_home(sample: Sample) -> None:
     sample.variables.update({"XDG_CACHE_HOME": None, "HOME": "/proc/nowhere"})
     sample.apply().fails("/proc/nowhere/.cache/modeling-overlay", "XDG_CACHE_HOME")
+
+
+@pytest.mark.parametrize("name", ["overlay", "patches", "patches/demo", "scripts", "tests/x", ".git", ""])
+def test_products_do_not_go_among_the_sources(sample: Sample, name: str) -> None:
+    before = sorted(sample.root.rglob("*"))
+    sample.overlay("apply", "--out", sample.root / name).fails("holds this project itself", "--out")
+    assert sorted(sample.root.rglob("*")) == before
+
+
+def test_an_unknown_option_shows_the_usage_of_its_command(sample: Sample) -> None:
+    done = sample.overlay("apply", "--bogus")
+    assert done.code == 2
+    assert done.stderr.startswith("usage: overlay apply ")
+    assert "unrecognized arguments: --bogus" in done.stderr
+
+
+def test_a_size_that_the_lock_has_wrong(sample: Sample) -> None:
+    sample.apply("demo==1.0").succeeds()
+    found = re.search(r"size = (\d+)", sample.lock.read_text())
+    assert found is not None
+    sample.edit(found[0], f"size = {int(found[1]) + 1}", count=2)
+    sample.apply("demo==1.0").fails(f"expected {int(found[1]) + 1} bytes, found {found[1]}", "upstream.lock")
+
+
+def test_a_delivered_release_needs_no_revision_before_it_is_built(sample: Sample) -> None:
+    text = re.sub(r"built = .*\n", "", sample.lock.read_text(), count=1).replace("revision = 1\n", "", 1)
+    sample.lock.write_text(text)
+    sample.overlay("lock", "update").succeeds()
+    assert "revision = 1\n" in sample.lock.read_text()
+    sample.apply("demo==1.0").succeeds()
+
+
+def test_tables_too_deep_to_read(sample: Sample) -> None:
+    sample.lock.write_text("a = " + "[" * 5000 + "]" * 5000 + "\n")
+    sample.overlay("lock", "check").fails("a few levels deep")
+
+
+def test_a_shell_in_the_products_folder_is_told_that_it_was_replaced(sample: Sample) -> None:
+    sample.apply().succeeds()
+    done = sample.overlay("apply", "--out", ".", cwd=sample.out).succeeds()
+    assert done.stderr.splitlines()[-1].endswith(f"cd {sample.out}")
+    assert "cd " not in sample.apply().succeeds().stderr
+
+
+def test_the_checkout_is_found_from_the_folder_it_is_run_in(sample: Sample) -> None:
+    """As where the program is installed, and does not lie in a checkout."""
+    command = [sys.executable, "-P", "-c", CODE, "lock", "check"]
+    environment = sample.environment() | {"PYTHONPATH": str(ROOT)}
+    inside = subprocess.run(
+        command, cwd=sample.root / "overlay", env=environment, capture_output=True, text=True, check=False
+    )
+    assert inside.stdout == f"{sample.lock} is sound\n"
+    outside = subprocess.run(command, cwd=sample.folder, env=environment, capture_output=True, text=True, check=False)
+    assert outside.returncode == 1
+    assert "run this from a checkout of modeling-overlay" in outside.stderr
+
+
+CODE = "import overlay.cli; overlay.cli.__file__ = '/nowhere/overlay/cli.py'; overlay.cli.main()"
+"""The command line, as if it did not lie in a checkout."""

@@ -206,3 +206,14 @@ def test_an_environment_that_pip_left_empty_is_not_complete(checkout: Checkout, 
     assert code == 1
     assert said.splitlines()[-1].startswith("overlay: the environment queue cannot be made: pip said that it installed")
     assert checkout.run()[0] == 0
+
+
+def test_variables_of_another_python_do_no_harm(checkout: Checkout) -> None:
+    code, out, said = checkout.run(PYTHONHOME="/nowhere", PYTHONPLATLIBDIR="nowhere", PYTHONINSPECT="1")
+    assert code == 0, said
+    assert out
+
+
+def test_a_misspelt_suite_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert suites.main(["speeed"]) == 2
+    assert "expected a suite (fsdp2, speed) or a path, found 'speeed'" in capsys.readouterr().err
