@@ -152,6 +152,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     apply.set_defaults(command=_apply, parser=apply)
 
+    drift = verbs.add_parser("drift", parents=[common], help="say for each release on the index which series fits")
+    drift.add_argument("name", nargs="?", metavar="NAME", help="a pinned project (default: all)")
+    forms = drift.add_mutually_exclusive_group()
+    forms.add_argument("--json", dest="form", action="store_const", const="json", help="everything, for a program")
+    forms.add_argument(
+        "--markdown", dest="form", action="store_const", const="markdown", help="the tables as README.md has them"
+    )
+    drift.set_defaults(command=_drift, parser=drift, form="text")
+
     lock = verbs.add_parser("lock", help="check, update and complete upstream.lock").add_subparsers(
         metavar="COMMAND", required=True
     )
@@ -209,6 +218,12 @@ def _apply(options: argparse.Namespace) -> None:
             metadata_from=options.metadata_from,
             run_upstream_build=options.run_upstream_build,
         )
+
+
+def _drift(options: argparse.Namespace) -> None:
+    root = _root(options)
+    lock = importlib.import_module("overlay.queue.lock").read(root / "upstream.lock")
+    print(importlib.import_module("overlay.queue.drift").report(lock, root, options.name, options.form))  # noqa: T201
 
 
 def _lock_check(options: argparse.Namespace) -> None:

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-SUITES = {"fsdp2": ["tests/distributed/test_fsdp2.py"], "speed": ["tests/deliver/test_release_speed.py"]}
+SUITES = {
+    "fsdp2": ["tests/distributed/test_fsdp2.py"],
+    "speed": ["tests/deliver/test_release_speed.py"],
+    "upstream": ["tests/upstream"],
+}
 """What a first word stands for. `fsdp2 --torch 2.11` (or 2.13, 2.14), `fsdp2 --markdown`: see conftest.py."""
 
 
@@ -15,13 +19,19 @@ USAGE = """usage: scripts/test.sh [SUITE] [PYTEST ARGUMENT...]
 Without a suite: all the tests, or those that the arguments name. Suites:
   fsdp2    the table of gradients alone; --torch 2.11, 2.13 or 2.14; --markdown as in README.md
   speed    how long a build takes, as ratios
+  upstream upstream's own tests on small models of each family; with --checkout PATH those of each model in that tree of
+           transformers, on the stock and on the patched wheel, and what is different (upstream --help)
 All options of pytest: scripts/test.sh --help-pytest
 """
 
 
 def main(arguments: list[str]) -> int:
-    os.chdir(Path(__file__).resolve().parents[1])
     first = arguments[0] if arguments else ""
+    if first == "upstream" and any(word in ("-h", "--help") or word.startswith("--checkout") for word in arguments):
+        from tests.upstream import compare  # only here: pytest rewrites the asserts of what it imports itself
+
+        return compare.main(arguments[1:])
+    os.chdir(Path(__file__).resolve().parents[1])
     if first in ("-h", "--help"):
         sys.stdout.write(USAGE)
         return 0

@@ -35,6 +35,9 @@ PRODUCTS = (
     "plain-3.0+overlay.1-py3-none-any.whl",
 )
 
+VERBS = ("apply", "drift", "lock", "check", "update", "complete")
+"""Words of a command line that its options come after."""
+
 _LOCK = """\
 # The pins of a small upstream.
 
@@ -355,7 +358,7 @@ class Sample:
         """The command line of `overlay` with the sample's root; `apply` gets its --out, if none is given."""
         words = [str(argument) for argument in arguments]
         place = next(
-            (index for index, word in enumerate(words) if word not in ("apply", "lock", "check", "update", "complete")),
+            (index for index, word in enumerate(words) if word not in VERBS),
             len(words),
         )
         options = [] if "--root" in words else ["--root", str(self.root)]

@@ -35,7 +35,9 @@ PINNED = ("5.14.1", "5.22.2")
 STOCK = [Variant("stock", release) for release in PINNED]
 PATCHED = [Variant("patched", release) for release in PINNED]
 LATEST = Variant("latest", "5.24.0")
-VARIANTS = [*STOCK, *PATCHED, LATEST]
+"""Upstream with a fix of its own, as it was released."""
+PATCHED_LATEST = Variant("patched", LATEST.release)
+VARIANTS = [*STOCK, *PATCHED, LATEST, PATCHED_LATEST]
 
 TOKENIZERS = {"5.14.1": "tokenizers==0.22.2", "5.22.2": "tokenizers==0.23.1", "5.24.0": "tokenizers==0.23.1"}
 """Each release asks for its own range of tokenizers, so they are laid over the environment together."""
@@ -72,24 +74,38 @@ def installed(variant: Variant) -> Path:
     return environments.variant(wheel(variant), *beside)
 
 
-def run(script: Path, *arguments: object, variant: Variant, torch: str = "2.13", timeout: float = 300) -> Any:
+def run(
+    script: Path,
+    *arguments: object,
+    variant: Variant,
+    torch: str = "2.13",
+    environment: str = "train",
+    beside: Sequence[str] = (),
+    timeout: float = 300,
+) -> Any:
     """What `script RESULT.json ARGUMENT...` wrote to its first argument, run in a process of its own.
+
+    Args:
+        environment: what there is beside torch: `train` or another environment that is made for it.
+        beside: exact pins of packages to lay over it, too: those that require transformers, and would bring another.
+        timeout: seconds.
 
     Raises:
         AssertionError: it failed, or took longer than `timeout` seconds; says what it wrote to stderr. None of the
             processes that it started outlives it.
     """
-    interpreter = environments.python(f"train-{torch}")
-    environment = os.environ | {
-        "PYTHONPATH": str(installed(variant)),
+    interpreter = environments.python(f"{environment}-{torch}")
+    laid_over = [installed(variant), *([environments.variant(*beside)] if beside else [])]
+    variables = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, laid_over)),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # half of the time to import transformers
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)  # half of the time to import transformers
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
         command = [str(interpreter), "-P", str(script), str(result), *map(str, arguments)]
-        code, said = run_group(command, environment, timeout)
+        code, said = run_group(command, variables, timeout)
         assert code == 0, (
             f"{script.name} with {variant}: {'timed out' if code is None else f'exit status {code}'}\n{said[-4000:]}"
         )

@@ -102,13 +102,13 @@ def remember(name: str, interpreter: Path) -> None:
         return  # without a note the next command takes a little longer, no more
 
 
-def _texts(requirements: Path) -> Iterator[str]:
-    """A pins file's text, and that of each that it names with `-r` or `-c`."""
+def _texts(requirements: Path, options: tuple[str, ...] = ("-r ", "-c ")) -> Iterator[str]:
+    """A pins file's text, and that of each that it names with one of `options`."""
     text = requirements.read_text("utf-8")
     yield text
     for line in text.splitlines():
-        if line.startswith(("-r ", "-c ")):
-            yield from _texts(requirements.parent / line[2:].strip())
+        if line.startswith(options):
+            yield from _texts(requirements.parent / line[2:].strip(), options)
 
 
 def _digest(*parts: str) -> str:
@@ -159,14 +159,13 @@ def _verify(name: str, requirements: Path, home: Path) -> None:
 
     folders = [str(path) for path in home.glob("lib*/python3.*/site-packages")]
     found = {_canonical(item.metadata["Name"]): item.version for item in distributions(path=folders)}
-    for line in "\n".join(_texts(requirements)).splitlines():
+    for line in "\n".join(_texts(requirements, ("-r ",))).splitlines():
         project, equals, version = line.partition("==")
-        if (
-            equals
-            and ";" not in line
-            and not line.startswith("#")
-            and found.get(_canonical(project)) != version.strip()
-        ):
+        if not equals or ";" in line or line.startswith("#"):
+            continue
+        there = found.get(_canonical(project), "")
+        # A build with a local label satisfies a pin without one (PEP 440): `2.13.0+cpu` is torch 2.13.0
+        if version.strip() not in (there, there.partition("+")[0]):
             raise OverlayError(
                 f"the environment {name} cannot be made: pip said that it installed {line}, but it is not in {home}: "
                 "look in `pip config list` for options such as target, prefix or root, and unset them"

@@ -2,7 +2,6 @@
 tree."""
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -174,22 +173,16 @@ def fitting(
     Raises:
         OverlayError: none fits (says why each does not), or more than one.
     """
-    fits: list[tuple[series.Series, list[images.Image]]] = []
-    reasons: list[str] = []
-    for folder in sorted(
-        folder for folder in patches.iterdir() if re.fullmatch(rf"{re.escape(project)}-[0-9.-]+", folder.name)
-    ):
-        queue = series.read(folder)
-        try:
-            fits.append((queue, images.make(queue, package.prefix, lambda path: checkout.read(package.prefix + path))))
-        except OverlayError as error:
-            reasons.append(f"{queue.name} ({str(error).removeprefix(f'{folder}/').partition(': expected')[0]})")
+    fits, reasons = images.fits(
+        series.of(patches, project), package.prefix, lambda path: checkout.read(package.prefix + path)
+    )
     if len(fits) == 1:
         return fits[0]
     if not fits:
         raise OverlayError(
             f"{checkout.folder} at {checkout.commit[:12]}: expected one series that fits, found none: "
-            f"{', '.join(reasons) or 'there is no series of this project'}: add one for it under {patches}"
+            f"{', '.join(f'{name} ({why})' for name, why in reasons.items()) or 'there is no series of this project'}: "
+            f"add one for it under {patches}"
         )
     raise OverlayError(
         f"{checkout.folder} at {checkout.commit[:12]}: expected one series that fits, found "

@@ -52,6 +52,25 @@ def make(series: Series, prefix: str, read: Callable[[str], bytes], delivery: De
     return [Image(path.removeprefix(prefix), content, post_images[path]) for path, content in pre_images.items()]
 
 
+def fits(
+    queues: Sequence[Series], prefix: str, read: Callable[[str], bytes]
+) -> tuple[list[tuple[Series, list[Image]]], dict[str, str]]:
+    """Tries each series: those that fit, with their images, and why each other does not, by its name.
+
+    Args:
+        queues: the series.
+        prefix, read: as for `make`.
+    """
+    found: list[tuple[Series, list[Image]]] = []
+    reasons: dict[str, str] = {}
+    for queue in queues:
+        try:
+            found.append((queue, make(queue, prefix, read)))
+        except OverlayError as error:
+            reasons[queue.name] = str(error).removeprefix(f"{queue.folder}/").partition(": expected")[0]
+    return found, reasons
+
+
 def check(images: Sequence[Image], expected: Sequence[Exchanged], where: str) -> None:
     """Compares images with what the lock names for them.
 

@@ -449,7 +449,7 @@ def _check_commit(commit: Commit, at: Location) -> None:
 
 def _check_release(name: str, release: Release, at: Location) -> None:
     _check_wheel_name(name, release.wheel.file, release.version, (*at, "wheel", "file"))
-    if release.series is not None and not _in_range(name, release):
+    if release.series is not None and not in_range(name, release.series, release.version):
         raise _Problem(
             (*at, "series"),
             f"expected a series of {name} whose range holds {release.version}, found {release.series!r}",
@@ -481,11 +481,11 @@ def _check_release(name: str, release: Release, at: Location) -> None:
                 )
 
 
-def _in_range(name: str, release: Release) -> bool:
+def in_range(name: str, series: str, release: str) -> bool:
     """Whether the range in the name of the series, `<project>-<first>[-<last>]`, holds the release."""
-    project, first, *last = str(release.series).split("-")
+    project, first, *last = series.split("-")
     lowest, highest = (tuple(map(int, part.split("."))) for part in (first, *(last or [first])))
-    version = Version(release.version).release
+    version = Version(release).release
     return project == name and lowest <= version[: len(lowest)] and version[: len(highest)] <= highest
 
 

@@ -106,6 +106,13 @@ def read(folder: Path) -> Series:
     return series
 
 
+def of(patches: Path, project: str) -> list[Series]:
+    """Every series of a project under `patches`, sorted by name. Raises OverlayError as `read` does."""
+    release = r"[0-9]+(\.[0-9]+)*"
+    named = re.compile(rf"{re.escape(project)}-{release}(-{release})?")
+    return [read(folder) for folder in sorted(patches.iterdir()) if named.fullmatch(folder.name)]
+
+
 def _check_deliveries(series: Series) -> None:
     """A post-image is made once and used by both deliveries, so a file must not be patched in parts by one of them."""
     for path in series.paths("overlay"):

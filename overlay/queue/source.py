@@ -15,8 +15,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
 
 from overlay import cache
 from overlay.errors import OverlayError, naming
@@ -228,13 +232,13 @@ def _find(client: "PyPIClient", settings: PipSettings, project: str, artefact: A
         for link in _links(client, settings, project, search):
             if link.filename != artefact.file:
                 continue
-            digest = (link.hashes or {}).get("sha256") or (link.hash if link.hash_name == "sha256" else None)
+            digest = _sha256(link)
             if digest == artefact.sha256:
                 return link
             if digest is None:
                 unhashed = unhashed or link
             else:
-                search.other.append(f"sha256 {digest} at {_shown(link.url_without_fragment)}")
+                search.other.append(f"sha256 {digest} at {shown(link.url_without_fragment)}")
     if unhashed is not None:
         return unhashed
     if search.other:
@@ -242,12 +246,57 @@ def _find(client: "PyPIClient", settings: PipSettings, project: str, artefact: A
             f"{artefact.file}: expected sha256 {artefact.sha256}, found {search.other[0]}: the index offers "
             "another file, do not use it before you know why"
         )
-    where = ", ".join(_shown(url) for url in (*settings.index_urls, *settings.find_links)) or "no index at all"
-    why = f" ({'; '.join(dict.fromkeys(map(_shown, search.failed)))})" if search.failed else ""
-    raise OverlayError(
-        f"expected {artefact.file} on {where}, found no such file{why}: check the network and the index in your "
-        "pip configuration"
+    raise OverlayError(_nowhere(settings, search, artefact.file, "no such file"))
+
+
+def _nowhere(settings: PipSettings, search: _Search, wanted: str, found: str) -> str:
+    where = ", ".join(shown(url) for url in (*settings.index_urls, *settings.find_links)) or "no index at all"
+    why = f" ({'; '.join(dict.fromkeys(map(shown, search.failed)))})" if search.failed else ""
+    return (
+        f"expected {wanted} on {where}, found {found}{why}: check the network and the index in your pip configuration"
     )
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A wheel as an index offers it. No lock names it, so nothing of it may be delivered.
+
+    `sha256`, and the time of the upload (in UTC), are there where the page of the index has them.
+    """
+
+    version: Version
+    file: str
+    url: str
+    sha256: str | None
+    uploaded: datetime | None
+    yanked: bool
+
+
+def offers(client: "PyPIClient", settings: PipSettings, project: str) -> list[Offer]:
+    """Every wheel of a project on the user's indexes, in their order.
+
+    Raises:
+        OverlayError: there is none, or no index can be reached.
+    """
+    say(f"looking for the releases of {project} on the package index")
+    search = _Search()
+    found: list[Offer] = []
+    with _noted(search.failed):
+        for link in _links(client, settings, project, search):
+            with contextlib.suppress(InvalidWheelFilename):  # an sdist, among others
+                version = parse_wheel_filename(link.filename)[1]
+                digest = _sha256(link)
+                if digest is not None and not re.fullmatch("[0-9a-f]{64}", digest):
+                    digest = None  # what is no hash must not come to name a file in the cache
+                url = link.url_without_fragment
+                found.append(Offer(version, link.filename, url, digest, link.upload_time, link.is_yanked))
+    if not found:
+        raise OverlayError(_nowhere(settings, search, f"wheels of {project}", "none"))
+    return found
+
+
+def _sha256(link: "Link") -> str | None:
+    return (link.hashes or {}).get("sha256") or (link.hash if link.hash_name == "sha256" else None)
 
 
 @contextlib.contextmanager
@@ -281,7 +330,7 @@ def _links(client: "PyPIClient", settings: PipSettings, project: str, search: _S
                 yield package.link
         except (httpx2.HTTPError, OSError, ValueError) as error:
             url = next(iter(source.values()))[0]
-            search.failed.append(f"{url}: {_reason(error)}")
+            search.failed.append(f"{url}: {reason(error)}")
 
 
 def _save(client: "PyPIClient", link: "Link", file: Path, artefact: Artefact) -> None:
@@ -305,23 +354,24 @@ def _save(client: "PyPIClient", link: "Link", file: Path, artefact: Artefact) ->
                 progress.advance(len(chunk))
     except httpx2.HTTPError as error:
         raise OverlayError(
-            f"{_shown(link.url_without_fragment)}: expected {artefact.size} bytes, found {size} and then: "
-            f"{_reason(error)}: check the network and run this again"
+            f"{shown(link.url_without_fragment)}: expected {artefact.size} bytes, found {size} and then: "
+            f"{reason(error)}: check the network and run this again"
         ) from None
     if size != artefact.size or digest.hexdigest() != artefact.sha256:
         found = (
             f"more than {artefact.size} bytes" if size > artefact.size else f"{size} bytes with {digest.hexdigest()}"
         )
         raise OverlayError(
-            f"{_shown(link.url_without_fragment)}: expected {artefact.size} bytes with sha256 {artefact.sha256}, found "
+            f"{shown(link.url_without_fragment)}: expected {artefact.size} bytes with sha256 {artefact.sha256}, found "
             f"{found}: the download was cut or is another file, nothing was kept, run this again"
         )
 
 
-def _reason(error: Exception) -> str:
-    return _shown(" ".join(str(error).split())) or type(error).__name__
+def reason(error: Exception) -> str:
+    """What `error` says, in one line and without credentials."""
+    return shown(" ".join(str(error).split())) or type(error).__name__
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """`text` without the credentials that may stand in addresses in it."""
     return re.sub(r"(?<=://)[^/\s]*@", "", text)

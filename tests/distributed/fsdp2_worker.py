@@ -8,19 +8,13 @@ of an error below 1e-6 is rounding and nothing else.
 
 import json
 import math
-import os
-import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 import transformers
 from torch import Tensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
@@ -28,6 +22,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
+
+sys.path.append(str(Path(__file__).parent))
+from parallel import ranks
 
 VOCABULARY = 97
 RANKS = (1, 2)
@@ -167,11 +164,7 @@ def measure(case: Case, reentrant: bool, rank: int, world: int, mesh: DeviceMesh
     return relative_error(model, reference)
 
 
-def run(rank: int, world: int, meeting: str, rows: Any) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
-    )
+def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
     mesh = init_device_mesh("cpu", (world,))
     for reentrant in (True, False):
         for name, case in CASES.items():
@@ -180,32 +173,11 @@ def run(rank: int, world: int, meeting: str, rows: Any) -> None:
             except Exception as error:
                 result = type(error).__name__
                 sys.stderr.write(f"{name}: {error}\n")
-            if rank == 0:
-                rows.put({"case": name, "reentrant": reentrant, "ranks": world, "error": result})
-    dist.destroy_process_group()
+            put({"case": name, "reentrant": reentrant, "ranks": world, "error": result})
 
 
 def main(result: Path) -> None:
-    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    os.environ.update(GLOO_SOCKET_IFNAME=loopback[0], TORCH_CPP_LOG_LEVEL="ERROR", PYTHONWARNINGS="ignore")
-    transformers.logging.set_verbosity_error()
-    # A fork shares what is imported here; nothing has started a thread so far. Elsewhere a fork is not safe.
-    context = mp.get_context("fork" if sys.platform == "linux" else "spawn")
-    rows = []
-    for world in RANKS:
-        queue = context.SimpleQueue()
-        with tempfile.TemporaryDirectory() as folder:
-            # A rendezvous in a file needs no port that another process could take.
-            started = [
-                context.Process(target=run, args=(rank, world, f"{folder}/meeting", queue)) for rank in range(world)
-            ]
-            for process in started:
-                process.start()
-            rows += [queue.get() for _ in range(2 * len(CASES))]
-            for process in started:
-                process.join()
-            if any(process.exitcode for process in started):
-                sys.exit(f"a rank ended with {[process.exitcode for process in started]}")
+    rows = ranks.train(RANKS, work)
     result.write_text(json.dumps({"transformers": transformers.__version__, "torch": torch.__version__, "rows": rows}))
 
 

@@ -1,6 +1,7 @@
 """A package index on the loopback interface, which can be told to misbehave."""
 
 import base64
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +18,12 @@ class Handler(BaseHTTPRequestHandler):
 
     server: "Server"
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
-        self.server.requests.append(self.path)
+        if self.command == "GET":
+            self.server.requests.append(self.path)
         path = unquote(urlsplit(self.path).path)
         known = self.server.credentials
         expected = "Basic " + base64.b64encode((known or "").encode()).decode()
@@ -34,10 +39,23 @@ class Handler(BaseHTTPRequestHandler):
         file = self.server.folder / path.strip("/")
         if file.is_dir():
             file /= "index.html"
-        if file.is_file():
-            self.answer(file.read_bytes(), kind="text/html" if file.suffix == ".html" else "application/octet-stream")
+        if file.suffix == ".html" and file.is_file():
+            self.answer(file.read_bytes())
+        elif file.is_file():
+            self.part(file.read_bytes())
         else:
             self.answer(b"", status=HTTPStatus.NOT_FOUND)
+
+    def part(self, content: bytes) -> None:
+        """Answers with the part of `content` that was asked for, if the server does so (RFC 9110, section 14)."""
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        kind, headers = "application/octet-stream", {"Accept-Ranges": "bytes"} if self.server.ranges else {}
+        if asked is None or not self.server.ranges:
+            self.answer(content, kind, headers=headers)
+            return
+        first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)
+        headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+        self.answer(content[first : last + 1], kind, HTTPStatus.PARTIAL_CONTENT, headers=headers)
 
     def answer(
         self,
@@ -54,7 +72,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content) if length is None else length))
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.server.sent += len(content)
+            self.wfile.write(content)
 
     def redirect(self, location: str) -> None:
         """Answers that it is somewhere else."""
@@ -65,7 +85,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """`answers` are by path and come before files; with `credentials` (`user:password`) it asks for them."""
+    """`answers` are by path and come before files; with `credentials` (`user:password`) it asks for them; with
+    `ranges` it answers with parts of files. `sent` counts the bytes of its answers."""
 
     daemon_threads = True
 
@@ -75,6 +96,8 @@ class Server(ThreadingHTTPServer):
         self.requests: list[str] = []
         self.answers: dict[str, Answer] = {}
         self.credentials: str | None = None
+        self.ranges = False
+        self.sent = 0
 
     @property
     def place(self) -> str:

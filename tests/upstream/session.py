@@ -1,0 +1,95 @@
+"""One run of pytest in the environment of upstream's tests, with one build of transformers."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from overlay import environments
+from tests.upstream.outcomes import Outcomes
+
+ENVIRONMENT = "upstream-2.13"
+RECORDER = Path(__file__).with_name("recorder.py")
+POLL = 0.5  # seconds
+
+CLEAN = (0, 1)
+"""Exit statuses of a run of pytest that came to its end: all passed, some failed."""
+
+
+def run(
+    folder: Path,
+    arguments: Sequence[str],
+    paths: Sequence[Path],
+    *,
+    variables: Mapping[str, str] | None = None,
+    timeout: float = float("inf"),
+    watch: Callable[[Outcomes], None] = lambda outcomes: None,
+) -> tuple[int | None, Outcomes]:
+    """The exit status and the outcomes of `pytest ARGUMENT...` in `folder`; None where it took too long.
+
+    Args:
+        folder: where it runs. What it writes, temporary files too, goes into its parent, which has nothing else.
+        paths: what comes first on `PYTHONPATH`; the folder with the build of transformers among them.
+        variables: more of its environment.
+        timeout: seconds.
+        watch: is told what is known, several times a second.
+
+    None of the processes that it starts outlives the call, however it ends.
+    """
+    beside = folder.parent
+    plugins, temporary = beside / "plugins", beside / "tmp"
+    plugins.mkdir()
+    temporary.mkdir()
+    shutil.copy(RECORDER, plugins / "overlay_recorder.py")
+    file = beside / "outcomes.jsonl"
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (*paths, plugins))),
+        "OVERLAY_OUTCOMES": str(file),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(beside / "huggingface"),
+        "TMPDIR": str(temporary),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **(variables or {}),
+    }
+    environment.pop("PYTEST_ADDOPTS", None)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # half of the time to import transformers
+    interpreter = environments.python(ENVIRONMENT)
+    command = [str(interpreter), "-m", "pytest", "-p", "overlay_recorder", "-p", "no:cacheprovider", *arguments]
+    end = time.monotonic() + timeout
+    with _group(command, folder, environment, beside / "output.txt") as process:
+        while process.poll() is None and time.monotonic() < end:
+            watch(Outcomes.read(file))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(POLL)
+        code = process.poll()
+    outcomes = Outcomes.read(file)
+    watch(outcomes)
+    return code, outcomes
+
+
+@contextlib.contextmanager
+def _group(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a process group of its own, which is killed at the end."""
+    with output.open("wb") as said:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
