@@ -8,6 +8,8 @@ import pytest
 
 SUITES = {
     "fsdp2": ["tests/distributed/test_fsdp2.py"],
+    "gpu": ["tests/speed/test_gpu.py"],
+    "overhead": ["tests/speed/suite_overhead.py"],
     "speed": ["tests/deliver/test_release_speed.py"],
     "upstream": ["tests/upstream"],
 }
@@ -18,6 +20,8 @@ USAGE = """usage: scripts/test.sh [SUITE] [PYTEST ARGUMENT...]
 
 Without a suite: all the tests, or those that the arguments name. Suites:
   fsdp2    the table of gradients alone; --torch 2.11, 2.13 or 2.14; --markdown as in README.md
+  overhead what a patched layer costs, against stock and 5.24.0, as ratios
+  gpu      checkpointing on a GPU, in five minutes; its own options: gpu --help
   speed    how long a build takes, as ratios
   upstream upstream's own tests on small models of each family; with --checkout PATH those of each model in that tree of
            transformers, on the stock and on the patched wheel, and what is different (upstream --help)
@@ -31,6 +35,10 @@ def main(arguments: list[str]) -> int:
         from tests.upstream import compare  # only here: pytest rewrites the asserts of what it imports itself
 
         return compare.main(arguments[1:])
+    if first == "gpu" and "--collect-only" not in arguments:
+        from tests.speed import gpu
+
+        return gpu.main(arguments[1:])
     os.chdir(Path(__file__).resolve().parents[1])
     if first in ("-h", "--help"):
         sys.stdout.write(USAGE)

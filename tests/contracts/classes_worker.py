@@ -4,8 +4,9 @@
 
 - made: for each way to inherit and each set-up (kind of checkpointing, with hooks on the layer or without) what was
   observed in a forward and a backward. Calls are those of the layer's linear module.
-- package: for each layer class what `inspect` says of its `forward`, and how often the checkpoint and the computation
-  itself are entered in a call. And the modules that cannot be imported.
+- package: for each layer class what `inspect` says of its `forward`, before any layer was called; how often the
+  checkpoint and the computation itself are entered in a call; and whether after calls, with hooks among them, the class
+  reads as before. And the modules that cannot be imported.
 """
 
 import abc
@@ -25,6 +26,7 @@ from typing import Any, Generic, TypeVar
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -260,6 +262,33 @@ def static() -> type[nn.Module]:
     return Layer
 
 
+@way("a property as forward")
+def a_property() -> type[nn.Module]:
+    class Layer(base()):
+        def compute(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            return self.linear(x) * scale + 3
+
+        @property
+        def forward(self) -> Callable[..., Tensor]:
+            return functools.partial(self.compute)
+
+    return Layer
+
+
+@way("a class method as forward")
+def class_method() -> type[nn.Module]:
+    class Layer(base()):
+        def __init__(self) -> None:
+            super().__init__()
+            type(self).shared = self.linear
+
+        @classmethod
+        def forward(cls, x: Tensor, scale: float = 1.0) -> Tensor:
+            return cls.shared(x) * scale
+
+    return Layer
+
+
 @way("a functools.partialmethod as forward")
 def partial_method() -> type[nn.Module]:
     class Layer(base()):
@@ -324,6 +353,61 @@ def own_call() -> type[nn.Module]:
     class Layer(base()):
         def __call__(self, x: Tensor, scale: float = 1.0) -> Tensor:
             return super().__call__(x, scale=scale) * 2
+
+    return Layer
+
+
+@way("a __call__ after the layer's in the order of resolution")
+def call_after() -> type[nn.Module]:
+    class Calling(nn.Module):
+        def __call__(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            return super().__call__(x, scale=scale) * 2
+
+    class Layer(base(), Calling):
+        pass
+
+    return Layer
+
+
+@way("a __call__ after the layer's that calls forward and no hooks")
+def call_after_alone() -> type[nn.Module]:
+    class Calling(nn.Module):
+        def __call__(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            return self.forward(x, scale=scale) * 2
+
+    class Layer(base(), Calling):
+        pass
+
+    return Layer
+
+
+@way("a __call__ after the layer's that reads forward first")
+def call_after_reading() -> type[nn.Module]:
+    class Calling(nn.Module):
+        def __call__(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            assert callable(self.forward)
+            return super().__call__(x, scale=scale) * 2
+
+    class Layer(base(), Calling):
+        pass
+
+    return Layer
+
+
+@way("a parametrized layer")
+def parametrized() -> type[nn.Module]:
+    class Double(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    class Layer(base()):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+            parametrize.register_parametrization(self, "weight", Double())
+
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            return self.linear(x).tanh() * scale * self.weight
 
     return Layer
 
@@ -401,6 +485,13 @@ def refusal(layer: nn.Module, x: Tensor) -> str:
     raise AssertionError("a layer without a forward was called")
 
 
+def signature(cls: type[nn.Module]) -> str:
+    try:
+        return str(inspect.signature(cls.forward))
+    except TypeError:
+        return "none: TypeError"
+
+
 def observe(make: Callable[[], type[nn.Module]], reentrant: bool, hooks: bool) -> Observed:
     cls = make()
     torch.manual_seed(0)
@@ -449,7 +540,7 @@ def observe(make: Callable[[], type[nn.Module]], reentrant: bool, hooks: bool) -
         "outputs": torch.equal(output, expected[0]),
         "its own": all(any(one is other for other in layers) for one in checkpoints),
         "value": output.sum().item(),
-        "signature": str(inspect.signature(cls.forward)),
+        "signature": signature(cls),
     }
     if hooks:
         observed["hooks"] = {kind: in_hooks.count(kind) for kind in ("pre", "post")}
@@ -539,18 +630,17 @@ def entered(cls: type[nn.Module], hooks: bool) -> list[int]:
     return [checkpoints, -1]
 
 
-def described(cls: type[nn.Module]) -> Observed:
+def looks(cls: type[nn.Module]) -> Observed:
     forward = cls.forward
     return {
-        "own": "forward" in vars(cls),
         "wrappers": wrappers(forward),
-        "entered": [entered(cls, hooks=False), entered(cls, hooks=True)],
         "name": [forward.__name__, forward.__qualname__, forward.__module__],
         "signature": str(inspect.signature(forward)),
         "annotations": str(forward.__annotations__),
         "docstring": digest(forward.__doc__),
         "class docstring": digest(cls.__doc__),
         "source": digest(inspect.getsource(forward)),
+        "code": [forward.__code__.co_name, forward.__code__.co_firstlineno, forward.__code__.co_varnames],
         "call": "__call__" in vars(cls),
     }
 
@@ -558,7 +648,16 @@ def described(cls: type[nn.Module]) -> Observed:
 def package() -> Observed:
     refused = import_models()
     classes = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in subclasses(GradientCheckpointingLayer)}
-    return {"refused": refused, "classes": {name: described(classes[name]) for name in sorted(classes)}}
+    before = {name: looks(cls) | {"own": "forward" in vars(cls)} for name, cls in classes.items()}
+    forwards = {name: cls.forward for name, cls in classes.items()}
+    entries = {name: [entered(cls, hooks=False), entered(cls, hooks=True)] for name, cls in classes.items()}
+    unlike = [
+        name
+        for name, cls in classes.items()
+        if cls.forward is not forwards[name] or looks(cls) | {"own": before[name]["own"]} != before[name]
+    ]
+    described = {name: before[name] | {"entered": entries[name]} for name in sorted(classes)}
+    return {"refused": refused, "classes": described, "not as before": unlike}
 
 
 def main(result: Path, only_made: bool) -> None:

@@ -8,13 +8,25 @@ from typing import Any
 
 import pytest
 
-from tests.variants import PATCHED, PINNED, STOCK, Variant, installed, run
+from tests.variants import LATEST, PATCHED, PATCHED_LATEST, PINNED, ROOT, STOCK, Variant, installed, run
 
 Observed = Mapping[str, Any]
 Columns = Mapping[Variant, Observed]
 Pair = tuple[Observed, Observed]
 
 PAIRS = {release: (stock, patched) for release, stock, patched in zip(PINNED, STOCK, PATCHED, strict=True)}
+
+PAGE = ROOT / "docs" / "compatibility.md"
+HEADS = {
+    "stock": STOCK,
+    "with this project": PATCHED,
+    LATEST.release: [LATEST],
+    f"{LATEST.release} with this project": [PATCHED_LATEST],
+}
+"""The columns of the tables of compatibility: the pinned releases stand together."""
+
+TABLES = pytest.StashKey[dict[str, str]]()
+"""The tables that were measured, by name, for `--markdown` to print."""
 
 
 def measure(worker: Path, variants: Sequence[Variant], only: Mapping[Variant, str] | None = None) -> Columns:
@@ -37,11 +49,42 @@ def pair(columns: Columns, release: str) -> Pair:
     return columns[stock], columns[patched]
 
 
-def scenarios(names: Sequence[str], broken: Mapping[str, str] | None = None) -> list[Any]:
-    """Test parameters: each scenario, those that are known to be broken as strict expected failures."""
-    broken = broken or {}
+def scenarios(names: Sequence[Any], broken: Mapping[Any, str]) -> list[Any]:
+    """Test parameters: each scenario, those that are known to be broken as strict expected failures.
+
+    Args:
+        names: one name each, or a tuple of what a test is told of a scenario.
+        broken: the reason for each that is broken.
+    """
     assert set(broken) <= set(names), "a scenario that is said to be broken does not exist"
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=broken[name])) if name in broken else name
-        for name in names
-    ]
+    marks = {name: pytest.mark.xfail(strict=True, reason=reason) for name, reason in broken.items()}
+    told = {name: name if isinstance(name, tuple) else (name,) for name in names}
+    return [pytest.param(*words, marks=marks.get(name, ()), id="-".join(words)) for name, words in told.items()]
+
+
+def table(rows: Mapping[str, Mapping[Variant, str]], subject: str = "what third-party code does") -> str:
+    """Rows of compatibility in Markdown: one row a scenario, one column a kind of build, a few words in each cell.
+
+    Args:
+        rows: the name of a row -> what each variant of `HEADS` does.
+        subject: the head of the first column.
+    """
+    lines = [" | ".join([f"| {subject}", *HEADS]) + " |", "|---" * (1 + len(HEADS)) + "|"]
+    for name, cells in rows.items():
+        lines.append(" | ".join([f"| {name}", *(_cell(cells, variants) for variants in HEADS.values())]) + " |")
+    return "\n".join(lines)
+
+
+def _cell(cells: Mapping[Variant, str], variants: Sequence[Variant]) -> str:
+    if len({cells[variant] for variant in variants}) == 1:
+        return cells[variants[0]]
+    return "; ".join(f"{variant.release}: {cells[variant]}" for variant in variants)
+
+
+def published(name: str) -> str:
+    """The table that `docs/compatibility.md` has between `<!-- NAME -->` and `<!-- /NAME -->`."""
+    _, start, rest = PAGE.read_text("utf-8").partition(f"<!-- {name} -->")
+    text, end, _ = rest.partition(f"<!-- /{name} -->")
+    assert start, f"{PAGE.name} has no <!-- {name} -->"
+    assert end, f"{PAGE.name} has no <!-- /{name} -->"
+    return text.strip()

@@ -1,11 +1,13 @@
 """What third-party code relies on in the layers of a model.
 
-`python layers_worker.py RESULT.json` writes, for each scenario and each set-up (kind of checkpointing, with hooks on
-the layers or without), what was observed. Calls are those of the layers' MLPs, outside of hooks: two a layer and step
-where the layer is checkpointed, one where it is not. Gradients are true where they are, bit for bit, those of the same
-model without checkpointing.
+`python layers_worker.py RESULT.json [used]` writes, for each scenario and each set-up (kind of checkpointing, with
+hooks on the layers or without), what was observed; `used`: each time after a call of a checkpointed layer of the class
+with a hook, else with the class as it was imported. Calls are those of the layers' MLPs, outside of hooks: two a layer
+and step where the layer is checkpointed, one where it is not. Gradients are true where they are, bit for bit, those of
+the same model without checkpointing.
 """
 
+import asyncio
 import contextlib
 import copy
 import functools
@@ -39,6 +41,8 @@ IDS = torch.arange(32).reshape(2, 16)
 FORWARD = LlamaDecoderLayer.forward
 BODY = inspect.unwrap(FORWARD)
 """The layer's own computation, below whatever a build wraps it in."""
+CACHE = "past_key_values" if "past_key_values" in inspect.signature(FORWARD).parameters else "cache"
+"""What a layer calls its cache: it changed with 5.24."""
 
 Observed = dict[str, Any]
 Undo = Callable[[], None]
@@ -79,12 +83,14 @@ def with_hooks(setup: Setup) -> bool:
 
 COUNTS: Counter[str] = Counter()
 UNCOUNTED = threading.local()
+COUNTING = threading.Lock()
 
 
 def count_call(module: nn.Module, args: Any) -> None:
     if not getattr(UNCOUNTED, "now", False):
-        COUNTS["calls"] += 1
-        COUNTS[f"calls in {threading.get_ident()}"] += 1
+        with COUNTING:
+            COUNTS["calls"] += 1
+            COUNTS[f"calls in {threading.get_ident()}"] += 1
 
 
 def count_pre(module: nn.Module, args: Any) -> None:
@@ -484,7 +490,7 @@ def given(setup: Setup, replace: Callable[[nn.Module], None] | None = None) -> O
                 "partial": type(call) is functools.partial,
                 "bound method": isinstance(call.func, types.MethodType),
                 "layer": next(index for index, one in enumerate(model.model.layers) if one is layer),
-                "in the partial": [len(call.args), sorted(call.keywords)],
+                "in the partial": [len(call.args), sorted("cache" if key == CACHE else key for key in call.keywords)],
                 "beside it": [[type(argument).__name__ for argument in args], sorted(kwargs)],
             }
         )
@@ -769,7 +775,7 @@ class Planned(Exception):
 def after_exceptions(setup: Setup, replace: Callable[[nn.Module], None] | None) -> Observed:
     observed: Observed = {}
     for kind in (Planned, KeyboardInterrupt):
-        for where in ("before", "inside", "after", "recompute"):
+        for where in ("before", "function", "inside", "after", "recompute"):
             model = replaced(replace, setup) if replace else counted(setup)
             layer = model.model.layers[0]
             assigned = vars(layer).get("forward")
@@ -780,18 +786,22 @@ def after_exceptions(setup: Setup, replace: Callable[[nn.Module], None] | None) 
                 if left[0] == 0:
                     raise kind
 
-            if where == "before":
-                handle = layer.register_forward_pre_hook(fail)
-            elif where == "after":
-                handle = layer.register_forward_hook(fail)
-            else:
-                handle = layer.mlp.register_forward_pre_hook(fail)
-            raised = False
-            try:
-                step(model)
-            except kind:
-                raised = True
-            handle.remove()
+            function = layer._gradient_checkpointing_func
+            with contextlib.ExitStack() as undo:
+                if where == "before":
+                    undo.callback(layer.register_forward_pre_hook(fail).remove)
+                elif where == "after":
+                    undo.callback(layer.register_forward_hook(fail).remove)
+                elif where == "function":
+                    layer._gradient_checkpointing_func = fail
+                    undo.callback(setattr, layer, "_gradient_checkpointing_func", function)
+                else:
+                    undo.callback(layer.mlp.register_forward_pre_hook(fail).remove)
+                raised = False
+                try:
+                    step(model)
+                except kind:
+                    raised = True
             direct = direct_calls(model)
             COUNTS.clear()
             step(model)
@@ -839,13 +849,89 @@ def early_stop(setup: Setup) -> Observed:
     return observed
 
 
+def in_steps(model: LlamaForCausalLM, hidden: Tensor) -> Iterator[Tensor]:
+    """Layer after layer, given up between them."""
+    options = {"position_embeddings": model.model.rotary_emb(hidden, torch.arange(hidden.shape[1])[None])}
+    for layer in model.model.layers:
+        hidden = layer(hidden, **options)
+        yield hidden
+
+
+def in_turn(setup: Setup, replace: Callable[[nn.Module], None] | None) -> Observed:
+    model = replaced(replace, setup) if replace else counted(setup)
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.0
+    hidden, _ = layer_input(model)
+
+    def gradient(*, enabled: bool) -> Tensor:
+        for layer in model.model.layers:
+            layer.gradient_checkpointing = enabled
+        given = [hidden.detach().clone().requires_grad_() for _ in range(2)]
+        abandoned = in_steps(model, given[0])
+        next(abandoned)
+        for _ in zip(*(running := [in_steps(model, one) for one in given]), strict=True):
+            pass
+        assert all(one.gi_frame is None for one in running)
+        ends = [list(in_steps(model, one))[-1] for one in given]
+        sum(end.sum() for end in ends).backward()
+        abandoned.close()
+        return torch.stack([one.grad for one in given])
+
+    expected = gradient(enabled=False)
+    COUNTS.clear()
+    observed = gradient(enabled=True)
+    calls = COUNTS["calls"]
+    return {"calls": calls, "gradients": torch.equal(observed, expected), "direct": direct_calls(model)}
+
+
+@scenario("generators that take turns in the layers, one of them abandoned")
+def generators(setup: Setup) -> Observed:
+    return in_turn(setup, None)
+
+
+@scenario("generators that take turns in the layers, one of them abandoned, layer's forward replaced")
+def generators_replaced(setup: Setup) -> Observed:
+    return in_turn(setup, instance_own)
+
+
+@scenario("tasks of asyncio that go on in another thread in each layer")
+def tasks(setup: Setup) -> Observed:
+    model = counted(setup)
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.0
+    hidden, options = layer_input(model)
+
+    async def run(given: Tensor) -> Tensor:
+        for layer in model.model.layers:
+            given = await asyncio.to_thread(layer, given, **options)
+        return given
+
+    async def both(*given: Tensor) -> list[Tensor]:
+        return await asyncio.gather(*map(run, given))
+
+    def gradient(*, enabled: bool) -> Tensor:
+        for layer in model.model.layers:
+            layer.gradient_checkpointing = enabled
+        given = [hidden.detach().clone().requires_grad_() for _ in range(2)]
+        for end in asyncio.run(both(*given)):
+            end.sum().backward()
+        return torch.stack([one.grad for one in given])
+
+    model.requires_grad_(False)
+    expected = gradient(enabled=False)
+    COUNTS.clear()
+    observed = gradient(enabled=True)
+    calls = COUNTS["calls"]
+    return {"calls": calls, "gradients": torch.equal(observed, expected), "direct": direct_calls(model)}
+
+
 @scenario("forward called directly")
 def direct(setup: Setup) -> Observed:
     model = counted(setup)
     hidden, options = layer_input(model)
     cache = DynamicCache()
     layer = model.model.layers[0]
-    calls = calls_of(lambda: layer.forward(hidden, past_key_values=cache, use_cache=True, **options).sum().backward())
+    calls = calls_of(lambda: layer.forward(hidden, **{CACHE: cache}, use_cache=True, **options).sum().backward())
     return {"calls": calls, "cached": cache.get_seq_length(), "pre": COUNTS["pre"]}
 
 
@@ -1078,15 +1164,82 @@ def layer_with_cache(setup: Setup) -> Observed:
     model = counted(setup, layers=1)
     seen: list[bool] = []
     model.model.layers[0].self_attn.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(kwargs.get("past_key_values") is None), with_kwargs=True
+        lambda module, args, kwargs: seen.append(kwargs.get(CACHE) is None), with_kwargs=True
     )
     hidden, options = layer_input(model)
     cache = DynamicCache()
     with messages() as texts:
         for _ in range(2):
-            output = model.model.layers[0](hidden, past_key_values=cache, use_cache=True, **options)
+            output = model.model.layers[0](hidden, **{CACHE: cache}, use_cache=True, **options)
             output.sum().backward()
-    return {"calls": COUNTS["calls"], "cached": cache.get_seq_length(), "dropped": seen, "warnings": texts}
+    warnings = [text.replace(f"`{CACHE}=", "`cache=") for text in texts]
+    return {"calls": COUNTS["calls"], "cached": cache.get_seq_length(), "dropped": seen, "warnings": warnings}
+
+
+def without_gradients(setup: Setup, mode: Callable[[], Any], replace: Callable[[nn.Module], None] | None) -> Observed:
+    """Two calls of a layer in training mode, with one cache."""
+    model = replaced(replace, setup, layers=1) if replace else counted(setup, layers=1)
+    layer = model.model.layers[0]
+    checkpoints: list[Any] = []
+
+    def function(call: Any, *args: Any) -> Any:
+        checkpoints.append(call)
+        return checkpoint(call, *args, use_reentrant=setup.reentrant)
+
+    layer._gradient_checkpointing_func = function
+    hidden, options = layer_input(model)
+    cache = DynamicCache()
+    with messages() as texts, mode():
+        for _ in range(2):
+            layer(hidden, **{CACHE: cache}, use_cache=True, **options)
+    direct = direct_calls(model)
+    return {
+        "checkpoints": len(checkpoints),
+        "cached": cache.get_seq_length(),
+        "warnings": [text.replace(f"`{CACHE}=", "`cache=") for text in texts],
+        "direct": direct,
+    }
+
+
+@scenario("no_grad, a layer called with a cache")
+def in_no_grad(setup: Setup) -> Observed:
+    return without_gradients(setup, torch.no_grad, None)
+
+
+@scenario("inference_mode, a layer called with a cache")
+def in_inference_mode(setup: Setup) -> Observed:
+    return without_gradients(setup, torch.inference_mode, None)
+
+
+@scenario("no_grad, a layer called with a cache, its forward replaced")
+def in_no_grad_replaced(setup: Setup) -> Observed:
+    return without_gradients(setup, torch.no_grad, instance_own)
+
+
+@scenario("enable_grad within no_grad, a layer called with a cache")
+def in_enable_grad(setup: Setup) -> Observed:
+    @contextlib.contextmanager
+    def within() -> Iterator[None]:
+        with torch.no_grad(), torch.enable_grad():
+            yield
+
+    return without_gradients(setup, within, None)
+
+
+@scenario("nothing requires gradients")
+def nothing_requires_gradients(setup: Setup) -> Observed:
+    """It is the mode that counts, not what the tensors say."""
+    model = counted(setup)
+    model.requires_grad_(False)
+    checkpoints: list[Any] = []
+
+    def function(call: Any, *args: Any) -> Any:
+        checkpoints.append(call)
+        return checkpoint(call, *args, use_reentrant=setup.reentrant)
+
+    model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=function)
+    forward(model)
+    return {"checkpoints": len(checkpoints)}
 
 
 @scenario("what the layer's hooks see of a cache", with_hooks)
@@ -1094,11 +1247,11 @@ def hooks_with_cache(setup: Setup) -> Observed:
     model = counted(setup, layers=1)
     seen: set[tuple[bool, bool]] = set()
     model.model.layers[0].register_forward_pre_hook(
-        lambda module, args, kwargs: seen.add((kwargs["past_key_values"] is None, kwargs["use_cache"])),
+        lambda module, args, kwargs: seen.add((kwargs[CACHE] is None, kwargs["use_cache"])),
         with_kwargs=True,
     )
     hidden, options = layer_input(model)
-    model.model.layers[0](hidden, past_key_values=DynamicCache(), use_cache=True, **options).sum().backward()
+    model.model.layers[0](hidden, **{CACHE: DynamicCache()}, use_cache=True, **options).sum().backward()
     return {"calls": COUNTS["calls"], "seen": sorted(seen)}
 
 
@@ -1112,18 +1265,30 @@ def attempt(run: Callable[[Setup], Observed], setup: Setup) -> Observed:
         UNCOUNTED.now = False
 
 
-def main(result: Path) -> None:
+def use() -> None:
+    """Call a layer of the class, checkpointed and with a hook: from then on a patched build has something there."""
+    layer = counted(Setup(reentrant=False, hooks=True), layers=1).model.layers[0]
+    hidden, options = layer_input(build(1))
+    layer(hidden, **options)
+    assert "+overlay" not in transformers.__version__ or vars(LlamaDecoderLayer)["forward"] is not FORWARD
+
+
+def main(result: Path, used: bool) -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     gc.disable()
+    observed: dict[str, dict[str, Observed]] = {}
     with spawned() as elsewhere:
-        observed = {
-            name: {str(setup): attempt(run, setup) for setup in SETUPS if applies(setup)}
-            for name, (run, applies) in SCENARIOS.items()
-        }
+        for name, (run, applies) in SCENARIOS.items():
+            observed[name] = {}
+            for setup in filter(applies, SETUPS):
+                LlamaDecoderLayer.forward = FORWARD
+                if used:
+                    use()
+                observed[name][str(setup)] = attempt(run, setup)
         observed["spawn: layer's forward replaced, not calling the old"] = elsewhere()
     result.write_text(json.dumps(observed), "utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), used=sys.argv[2:] == ["used"])

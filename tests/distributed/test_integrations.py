@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.measured import Expected, Measured, columns, words
-from tests.variants import LATEST, PATCHED, STOCK, Variant
+from tests.variants import PATCHED, STOCK, Variant
 
 WORKER = Path(__file__).with_name("integrations_worker.py")
 
@@ -35,7 +35,7 @@ EXPECTED: Mapping[tuple[int, str], Expected] = {
 LOST = {"1 forward": EXACT, "2 forwards": ("lost", "exact")}
 ON_STOCK = {(2, "transformers' FSDP2"): LOST, (2, "transformers' FSDP2 in bf16"): LOST}
 
-COLUMNS = [*STOCK, *PATCHED, LATEST]
+COLUMNS = [*STOCK, *PATCHED]
 
 
 @pytest.fixture(scope="module")

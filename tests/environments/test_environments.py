@@ -46,7 +46,7 @@ def test_the_training_environments_differ_in_torch_alone() -> None:
 
 
 def test_an_unknown_name() -> None:
-    with pytest.raises(OverlayError, match=r"no environment 'nope': expected one of lint, queue, test, train-2\.11,"):
+    with pytest.raises(OverlayError, match=r"no environment 'nope': expected one of .*queue, test, .*train-2\.11,"):
         environments.python("nope")
 
 

@@ -19,8 +19,6 @@ sys.path.append(str(Path(__file__).parent))
 from shared_worker import (
     COUNTS,
     IDS,
-    LAYERS,
-    REFERENCE,
     Observed,
     Setup,
     build,
@@ -35,6 +33,8 @@ from shared_worker import (
 
 WHOLE = {"preload_module_classes": ["LlamaDecoderLayer"]}
 """The layer's own hook places all weights of the layer, and not a hook of each linear module its own."""
+
+SCRATCH = tempfile.TemporaryDirectory()
 
 Attach = Callable[[LlamaForCausalLM], None]
 
@@ -80,7 +80,7 @@ def dispatch(**options: list[str]) -> Attach:
             model,
             dict.fromkeys(others, "cpu") | places,
             main_device="cpu",
-            offload_dir=tempfile.mkdtemp(dir=SCRATCH),
+            offload_dir=tempfile.mkdtemp(dir=SCRATCH.name),
             **options,
         )
 
@@ -131,6 +131,4 @@ SCENARIOS = {
 }
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        SCRATCH = folder
-        main(SCENARIOS)
+    main(SCENARIOS)

@@ -30,7 +30,6 @@ from shared_worker import (
     count,
     counted,
     gradients,
-
     main,
     replaced,
     same,
@@ -68,9 +67,7 @@ def half_frozen() -> LlamaForCausalLM:
 def llama_factory(setup: Setup) -> Observed:
     reference, model = half_frozen(), half_frozen()
     step(reference)
-    model._set_gradient_checkpointing(
-        enable=True, gradient_checkpointing_func=trained_layers_alone(setup.function())
-    )
+    model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=trained_layers_alone(setup.function()))
     return compare(setup, model, reference)
 
 

@@ -27,7 +27,9 @@ def adapted(setup: Setup, order: str = "enabled before", **options: Any) -> Peft
     if order == "enabled before":
         setup.enable(model)
     torch.manual_seed(1)
-    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM", **options)
+    config = LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM", **options
+    )
     peft = get_peft_model(model, config)
     if order == "enabled after":
         setup.enable(model)

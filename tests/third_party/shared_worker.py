@@ -153,7 +153,7 @@ def main(scenarios: dict[str, Callable[[Setup], Observed | None]]) -> None:
             except Exception as error:
                 sys.stderr.write(f"---- {name}, {setup}\n")
                 traceback.print_exc()
-                observed = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:120]}
+                observed = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
             if observed is not None:
                 rows[name][str(setup)] = observed
     Path(sys.argv[1]).write_text(json.dumps({"transformers": transformers.__version__, "rows": rows}), "utf-8")

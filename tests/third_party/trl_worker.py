@@ -36,7 +36,7 @@ PAIRS = [
 def tokenizer() -> PreTrainedTokenizerFast:
     special = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
     words = {word: i for i, word in enumerate([*special.values(), *WORDS])}
-    model = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    model = Tokenizer(WordLevel(words, unk_token=special["unk_token"]))
     model.pre_tokenizer = Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=model, **special)
 

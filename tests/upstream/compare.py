@@ -63,9 +63,9 @@ def compare(tree: Path, release: str | None, arguments: Sequence[str], scratch: 
     missing = [part for part in NEEDED if not (tree / part).exists()]
     if missing:
         raise OverlayError(
-            f"expected {' and '.join(missing)} in {tree}, found none: name the folder of a tree of transformers"
+            f"{tree}: expected {' and '.join(missing)}, found none: name the folder of a tree of transformers"
         )
-    release = release or _release(tree)
+    release = release or release_of(tree)
     stock, patched = (
         _run(variant, tree, scratch / variant.kind, arguments)
         for variant in (Variant("stock", release), Variant("patched", release))
@@ -93,7 +93,7 @@ def report(stock: Outcomes, patched: Outcomes, difference: Difference) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _release(tree: Path) -> str:
+def release_of(tree: Path) -> str:
     """The pinned release that has the tree's `modeling_layers.py`."""
     pinned = {
         file.before: release.version
@@ -131,7 +131,7 @@ def _run(variant: Variant, tree: Path, home: Path, arguments: Sequence[str]) -> 
     shutil.copytree(build / "transformers", folder / "src" / "transformers")
     paths = [] if any(argument.startswith("tests/") for argument in arguments) else [TESTS]
     parallel = [] if any(argument.startswith(("-n", "--numprocesses")) for argument in arguments) else ["-n", "auto"]
-    command = ["-q", "--disable-warnings", *parallel, *arguments, *paths]
+    command = ["-q", "--disable-warnings", "--continue-on-collection-errors", *parallel, *arguments, *paths]
     with _Watch(str(variant)) as watch:
         code, outcomes = session.run(folder, command, [folder / "src", build], watch=watch)
     said = (home / "output.txt").read_text("utf-8", "replace")[-3000:]
@@ -175,12 +175,14 @@ class _Watch:
 
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP stop it as Ctrl-C does: what it started is ended, its folder removed."""
+    """SIGTERM and SIGHUP stop it as Ctrl-C does. A second signal does not keep it from cleaning up."""
 
     def stop(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

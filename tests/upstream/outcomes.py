@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-WORST = ("failed", "xpassed", "skipped", "xfailed", "xskipped", "passed")
+WORST = ("failed", "xfailed", "skipped", "xpassed", "passed")
 """Outcomes, the worst first: a test that passed and whose teardown failed has failed."""
+
+PASSES = ("passed", "xpassed")
 
 
 @dataclass
@@ -59,9 +61,9 @@ class Outcomes:
         outcomes.finished = len(ended)
         return outcomes
 
-    def having(self, outcome: str) -> list[str]:
-        """The tests with an outcome, in the order of their names."""
-        return sorted(name for name, found in self.tests.items() if found == outcome)
+    def having(self, *outcomes: str) -> list[str]:
+        """The tests with one of some outcomes, in the order of their names."""
+        return sorted(name for name, found in self.tests.items() if found in outcomes)
 
     def counts(self) -> Mapping[str, int]:
         """How many have each outcome, subtests counted."""
@@ -77,7 +79,7 @@ class Difference:
     """Two runs of the same tests, by name of test or subtest.
 
     Attributes:
-        lost: what passes on stock and does not on patched, or is not there.
+        lost: what passes on stock, even where upstream expects it to fail, and does not on patched, or is not there.
         gained: what passes on patched and does not on stock.
         failing: what fails on both.
         other: what is neither and has different outcomes.
@@ -90,7 +92,7 @@ class Difference:
 
     @classmethod
     def between(cls, stock: Outcomes, patched: Outcomes) -> "Difference":
-        passes, now = set(stock.having("passed")), set(patched.having("passed"))
+        passes, now = set(stock.having(*PASSES)), set(patched.having(*PASSES))
         lost, gained = passes - now, now - passes
         # A subtest is reported where it is reached: of a test that now fails before them, the others are lost with it
         different = {

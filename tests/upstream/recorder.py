@@ -47,7 +47,9 @@ class Recorder:
         context = getattr(report, "context", None)  # that of a subtest
         if report.when != "call" and report.passed:
             return
-        outcome = f"x{report.outcome}" if hasattr(report, "wasxfail") else str(report.outcome)
+        outcome = str(report.outcome)
+        if hasattr(report, "wasxfail"):
+            outcome = "xpassed" if report.passed else "xfailed"
         name = report.nodeid
         if context is not None:
             told = ", ".join(f"{key}={value}" for key, value in context.kwargs.items())

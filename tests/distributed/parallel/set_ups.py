@@ -51,7 +51,7 @@ class SetUp:
     same_data: bool = False
     """All ranks have the batches of rank 0."""
     finish: Callable[[nn.Module], Any] = nn.Module.zero_grad
-    """After each schedule: the gradients are gone, the weights are the same."""
+    """After each schedule; leaves no gradients, and the weights as they were."""
 
 
 @dataclass
