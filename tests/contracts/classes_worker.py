@@ -1,6 +1,6 @@
 """How layers come to their `forward`: classes made here, and every layer class of the package.
 
-`python classes_worker.py RESULT.json [made]` writes two tables, or the first of them alone:
+`python classes_worker.py RESULT.json` writes two tables:
 
 - made: for each way to inherit and each set-up (kind of checkpointing, with hooks on the layer or without) what was
   observed in a forward and a backward. Calls are those of the layer's linear module.
@@ -660,14 +660,14 @@ def package() -> Observed:
     return {"refused": refused, "classes": described, "not as before": unlike}
 
 
-def main(result: Path, only_made: bool) -> None:
+def main(result: Path) -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     gc.disable()
-    observed: Observed = {} if only_made else package()  # before the classes made here are among the subclasses
+    observed = package()  # before the classes made here are among the subclasses
     observed["made"] = made()
     result.write_text(json.dumps(observed), "utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] == ["made"])
+    main(Path(sys.argv[1]))

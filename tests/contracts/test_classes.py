@@ -97,7 +97,7 @@ CANNOT_BE_IMPORTED = {
         "ModuleNotFoundError: No module named 'torchaudio'"
     )
 }
-CLASSES = {"5.14.1": 496, "5.22.2": 548, "5.24.0": 0}
+CLASSES = {"5.14.1": 496, "5.22.2": 548, "5.24.0": 569}
 """The layer classes of the package, without those of the modules that cannot be imported."""
 
 BROKEN_ON_LATEST = {
@@ -121,13 +121,9 @@ BROKEN = {
 }
 
 
-WRAPPED_BY_UPSTREAM: set[str] = set()
-"""A decorator of the model's own."""
-
-
 @pytest.fixture(scope="module")
 def columns() -> Columns:
-    return measure(WORKER, VARIANTS, {LATEST: "made"})
+    return measure(WORKER, VARIANTS)
 
 
 @pytest.fixture(scope="module", params=PINNED)
@@ -217,9 +213,14 @@ def test_every_class_looks_after_its_calls_as_before(columns: Columns, variant: 
     assert columns[variant]["not as before"] == []
 
 
-def test_no_class_of_the_patched_latest_release_is_wrapped(columns: Columns) -> None:
-    wrapped = {name for name, one in columns[PATCHED_LATEST]["classes"].items() if one["wrappers"]}
-    assert wrapped == WRAPPED_BY_UPSTREAM
+def test_every_class_of_the_latest_release_has_less_of_a_wrapper(columns: Columns) -> None:
+    """What upstream's own fix wraps around each `forward` is gone; what there is otherwise is as it was."""
+    latest, patched = columns[LATEST]["classes"], columns[PATCHED_LATEST]["classes"]
+    assert list(patched) == list(latest)
+    assert {name for name in latest if patched[name]["wrappers"] >= latest[name]["wrappers"]} == set()
+    unlike = ("entered", "wrappers", "code", "own")
+    different = {name for name in latest if without(patched[name], *unlike) != without(latest[name], *unlike)}
+    assert different == set()
 
 
 @pytest.mark.parametrize("variant", [*STOCK, *PATCHED, PATCHED_LATEST], ids=str)

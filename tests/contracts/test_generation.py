@@ -54,7 +54,7 @@ ON_STOCK = {
     "mamba": tokens(None, checkpoints=True),
     "bamba": DROPPED,
     "llava": DROPPED,
-    "minimax": DROPPED,
+    "minimax": tokens(1, checkpoints=True),
     "recurrent_gemma": tokens(1, checkpoints=True),
     "gpt2": tokens(1, checkpoints=True),
 }

@@ -1,11 +1,12 @@
-"""Gradients of a fully sharded Llama (FSDP2) with activation checkpointing, against the same model with neither.
+"""Gradients of a fully sharded model (FSDP2) with activation checkpointing, against the same model with neither.
 
 `python fsdp2_worker.py RESULT.json` runs every case in both kinds of checkpointing, on one gloo rank and on two, with
-whatever transformers is on the path, and writes for each the relative error of the gradients, or the error's name.
-Each rank has batches of its own. Weights are float64 (RMSNorm computes in float32 all the same), so that what is left
-of an error below 1e-6 is rounding and nothing else.
+whatever transformers is on the path, and writes for each the relative error of the gradients, "refused", or the name of
+another error. Each rank has batches of its own. Weights are float64 (RMSNorm computes in float32 all the same), so that
+what is left of an error below 1e-6 is rounding and nothing else.
 """
 
+import functools
 import json
 import math
 import sys
@@ -21,13 +22,15 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 sys.path.append(str(Path(__file__).parent))
 from parallel import ranks
 
 VOCABULARY = 97
 RANKS = (1, 2)
+REFUSED = "is sharded by itself (`fully_shard`)"
+"""What the error says in which a recompute is refused that would lose gradients."""
 
 
 @dataclass
@@ -59,6 +62,12 @@ def accumulate(training: Training) -> None:
     (training.loss(1) + training.loss(2)).backward()
 
 
+def one_by_one(training: Training) -> None:
+    first, second = training.loss(0), training.loss(1)
+    first.backward()
+    second.backward()
+
+
 def enable(model: LlamaForCausalLM, reentrant: bool) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
 
@@ -86,6 +95,23 @@ def wrap_and_shard(model: LlamaForCausalLM, reentrant: bool, mesh: DeviceMesh) -
     shard(model, mesh)
 
 
+def shard_in_layers(
+    model: LlamaForCausalLM, reentrant: bool, mesh: DeviceMesh, *, submodules: tuple[str, ...], layers: bool
+) -> None:
+    enable(model, reentrant)
+    for layer in model.model.layers:
+        for name in submodules:
+            fully_shard(layer.get_submodule(name), mesh=mesh)
+        if layers:
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+MLP_AND_LAYER = functools.partial(shard_in_layers, submodules=("mlp",), layers=True)
+MLP_AND_ATTENTION = functools.partial(shard_in_layers, submodules=("mlp", "self_attn"), layers=False)
+EXPERTS_AND_LAYER = functools.partial(shard_in_layers, submodules=("mlp.experts",), layers=True)
+
+
 def share_a_layer(model: LlamaForCausalLM) -> None:
     model.model.layers[2] = model.model.layers[0]
 
@@ -96,6 +122,13 @@ class Case:
     prepare: Callable[[LlamaForCausalLM, bool, DeviceMesh], None] = enable_and_shard
     alter: Callable[[LlamaForCausalLM], None] = lambda model: None
     """What is done to both models before anything else."""
+    make: Callable[..., PreTrainedModel] = lambda **sizes: LlamaForCausalLM(LlamaConfig(**sizes))
+
+
+def mixture(**sizes: int) -> MixtralForCausalLM:
+    # Its grouped matrix product takes no float64, so one expert after the other
+    config = MixtralConfig(**sizes, num_local_experts=4, num_experts_per_tok=2, experts_implementation="eager")
+    return MixtralForCausalLM(config)
 
 
 CASES = {
@@ -107,12 +140,18 @@ CASES = {
     "2 forwards, sharded before enabling": Case(forwards(2), prepare=shard_and_enable),
     "1 without sync, then 2 forwards": Case(accumulate),
     "2 forwards, fully_shard(checkpoint_wrapper(layer))": Case(forwards(2), prepare=wrap_and_shard),
+    "1 forward, layer and layer.mlp sharded": Case(forwards(1), prepare=MLP_AND_LAYER),
+    "1 forward, layer.mlp and layer.self_attn sharded": Case(forwards(1), prepare=MLP_AND_ATTENTION),
+    "2 forwards, each with its backward, layer.mlp sharded": Case(one_by_one, prepare=MLP_AND_LAYER),
+    "2 forwards, layer and layer.mlp sharded": Case(forwards(2), prepare=MLP_AND_LAYER),
+    "2 forwards, layer.mlp and layer.self_attn sharded": Case(forwards(2), prepare=MLP_AND_ATTENTION),
+    "2 forwards, layer and its experts sharded": Case(forwards(2), prepare=EXPERTS_AND_LAYER, make=mixture),
 }
 
 
-def build(case: Case) -> LlamaForCausalLM:
+def build(case: Case) -> PreTrainedModel:
     torch.manual_seed(0)
-    config = LlamaConfig(
+    model = case.make(
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=3,
@@ -121,7 +160,7 @@ def build(case: Case) -> LlamaForCausalLM:
         vocab_size=VOCABULARY,
         max_position_embeddings=64,
     )
-    model = LlamaForCausalLM(config).double().train()
+    model.double().train()
     case.alter(model)
     return model
 
@@ -168,12 +207,13 @@ def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
     mesh = init_device_mesh("cpu", (world,))
     for reentrant in (True, False):
         for name, case in CASES.items():
+            row: dict[str, Any] = {"case": name, "reentrant": reentrant, "ranks": world}
             try:
-                result: float | str = measure(case, reentrant, rank, world, mesh)
+                row["error"] = measure(case, reentrant, rank, world, mesh)
             except Exception as error:
-                result = type(error).__name__
+                row |= {"error": "refused" if REFUSED in str(error) else type(error).__name__, "said": str(error)}
                 sys.stderr.write(f"{name}: {error}\n")
-            put({"case": name, "reentrant": reentrant, "ranks": world, "error": result})
+            put(row)
 
 
 def main(result: Path) -> None:

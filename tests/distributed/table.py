@@ -1,7 +1,7 @@
 """The table of the FSDP2 proof: one row a case, one column a build of transformers."""
 
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import pytest
 
@@ -10,12 +10,14 @@ START, END = "<!-- fsdp2-table -->", "<!-- /fsdp2-table -->"
 
 
 class Row(TypedDict):
-    """A row as the worker writes it; `error` is the relative error of the gradients, or the name of an exception."""
+    """A row as the worker writes it; `error` is the relative error of the gradients, "refused" or an exception's name;
+    `said` is what an exception said."""
 
     case: str
     reentrant: bool
     ranks: int
     error: float | str
+    said: NotRequired[str]
 
 
 class Measured(TypedDict):

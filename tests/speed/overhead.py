@@ -84,6 +84,11 @@ class Overhead:
 
     figures: dict[Row, dict[Variant, list[float]]]
 
+    @property
+    def rounds(self) -> int:
+        """How many figures there are of each build in each row."""
+        return len(next(iter(self.figures.values()))[LATEST])
+
     def median(self, row: Row, build: Variant) -> float:
         """In the row's unit."""
         return statistics.median(self.figures[row][build])
@@ -106,7 +111,7 @@ class Overhead:
     def table(self) -> str:
         """At most 100 columns wide."""
         lines = [
-            f"CPU time; medians of {PROCESSES * ROUNDS} rounds, the builds in turn. Load {os.getloadavg()[0]:.1f} on "
+            f"CPU time; medians of {self.rounds} rounds, the builds in turn. Load {os.getloadavg()[0]:.1f} on "
             f"{os.cpu_count()} cores (idle otherwise: 1).",
             "The empty layer's checkpoint function only calls through. x: times the build to the left.",
             _line("", [cell for stock, _ in PAIRS for cell in (stock.kind, "patched")], ["x of 5.24.0"], ""),

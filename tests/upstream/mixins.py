@@ -81,7 +81,7 @@ def run(variant: Variant, only: Sequence[str] = (), variables: dict[str, str] | 
         tests = [identifier(*test) for test in names(variant.release, only)]
         code, outcomes = session.run(
             folder,
-            ["-q", "--disable-warnings", "--tb=short", *tests],
+            ["-q", "--disable-warnings", "--tb=short", "--timeout=300", *tests],
             [build, folder],
             variables=variables,
             timeout=TIMEOUT,

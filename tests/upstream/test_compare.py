@@ -194,10 +194,12 @@ def test_outcomes_are_read_while_they_are_written(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_lost() -> None:
-    stock = Outcomes(tests={"gone": "passed", "new": "failed", "same": "failed", "skip": "skipped", "kept": "passed"})
-    patched = Outcomes(tests={"new": "passed", "same": "failed", "skip": "failed", "kept": "passed"})
+    stock = Outcomes(
+        tests={"gone": "passed", "new": "failed", "same": "failed", "skip": "skipped", "kept": "passed", "x": "xpassed"}
+    )
+    patched = Outcomes(tests={"new": "passed", "same": "failed", "skip": "failed", "kept": "passed", "x": "xfailed"})
     difference = Difference.between(stock, patched)
-    assert difference == Difference(lost=["gone"], gained=["new"], failing=["same"], other=["skip"])
+    assert difference == Difference(lost=["gone", "x"], gained=["new"], failing=["same"], other=["skip"])
     assert compare.report(stock, patched, difference).splitlines() == [
         "1 fail on both:",
         "  same",
@@ -205,8 +207,9 @@ def test_what_is_missing_is_lost() -> None:
         "  skip  (skipped, now failed)",
         "1 pass on patched alone:",
         "  new  (failed, now passed)",
-        "1 pass on stock alone:",
+        "2 pass on stock alone:",
         "  gone  (passed, now not run)",
+        "  x  (xpassed, now xfailed)",
     ]
 
 
