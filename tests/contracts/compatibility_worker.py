@@ -215,6 +215,23 @@ def nested() -> str:
     return {2: "forward and recompute", 1: "recompute"}[len(entered)]
 
 
+@ON_PURPOSE("`type(func)` of what a checkpoint function is given, in a distributed run")
+def type_of_function() -> str:
+    layer = ready(make()())
+    seen: set[bool] = set()
+
+    def function(call: Any, *args: Any) -> Any:
+        assert isinstance(call, functools.partial)
+        seen.add(type(call) is functools.partial)
+        return checkpoint(call, *args, use_reentrant=False)
+
+    layer._gradient_checkpointing_func = function
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    gradient(layer)
+    torch.distributed.destroy_process_group()
+    return "`functools.partial`" if seen == {True} else "a subclass of `functools.partial`"
+
+
 @ON_PURPOSE("a `__call__` of a class after the layer's in the MRO reads `self.forward`")
 def call_after() -> str:
     class Reading(nn.Module):

@@ -156,7 +156,6 @@ BROKEN = {
 HOLD_ON_LATEST = {
     "class's forward deleted",
     "class's forward wrapped as wrapt does it",
-    "reads of the class",
     "vars(Class)['forward'], called",
     "inspect.getattr_static",
     "copies of a layer whose forward was read and set, as accelerate leaves it",

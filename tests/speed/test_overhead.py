@@ -32,8 +32,16 @@ def test_slower_than_stock_and_than_the_latest_is_found() -> None:
         (OFF, PATCHED[0], LATEST),
     }
     assert {str(miss) for miss in missed} == {
-        "empty layer, off: patched-5.14.1 is 1.50 of stock-5.14.1",
-        "empty layer, off: patched-5.14.1 is 1.50 of latest-5.24.0",
+        "layer, off: patched-5.14.1 is 1.50 of stock-5.14.1",
+        "layer, off: patched-5.14.1 is 1.50 of latest-5.24.0",
+    }
+
+
+def test_an_aim_that_is_met_again_is_found() -> None:
+    assert {row.name for row in figures().met()} == {
+        "layer, off after on, hooks",
+        "layer, on",
+        "layer, on, hooks",
     }
 
 
