@@ -15,6 +15,8 @@ from unittest import mock
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -193,6 +195,13 @@ def generation() -> str:
     return tokens("LlamaForCausalLM", **SIZES, pad_token_id=0)
 
 
+@ON_PURPOSE("`generate` in training mode, MiniMax, which looks at `use_cache` itself")
+def generation_of_minimax() -> str:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "block_size": 4}
+    kinds = ["linear_attention", "full_attention"]
+    return tokens("MiniMaxForCausalLM", **SIZES, **experts, layer_types=kinds, pad_token_id=0)
+
+
 @ON_PURPOSE("a layer within a layer, reentrant: where the inner one is checkpointed")
 def nested() -> str:
     class Outer(make()):
@@ -215,7 +224,7 @@ def nested() -> str:
     return {2: "forward and recompute", 1: "recompute"}[len(entered)]
 
 
-@ON_PURPOSE("`type(func)` of what a checkpoint function is given, in a distributed run")
+@ON_PURPOSE("`type(func)` of what a checkpoint function is given, where `fully_shard` is used")
 def type_of_function() -> str:
     layer = ready(make()())
     seen: set[bool] = set()
@@ -227,6 +236,7 @@ def type_of_function() -> str:
 
     layer._gradient_checkpointing_func = function
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1,)))
     gradient(layer)
     torch.distributed.destroy_process_group()
     return "`functools.partial`" if seen == {True} else "a subclass of `functools.partial`"
@@ -436,13 +446,6 @@ def router_reentrant() -> str:
 @NOT_MENDED("a loss on router logits, non-reentrant")
 def router_non_reentrant() -> str:
     return router_loss(reentrant=False)
-
-
-@NOT_MENDED("`generate` in training mode, MiniMax and RecurrentGemma")
-def generation_of_minimax() -> str:
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "block_size": 4}
-    kinds = ["linear_attention", "full_attention"]
-    return tokens("MiniMaxForCausalLM", **SIZES, **experts, layer_types=kinds, pad_token_id=0)
 
 
 @NOT_MENDED("`generate` in training mode, GPT-2")

@@ -1,8 +1,8 @@
 """Greedy generation in training mode, with activation checkpointing on, against eval mode: no gradients, no checkpoint.
 
 `python generation_worker.py RESULT.json` writes, for each family of models: the index of the first token that differs
-from eval mode (none: null), without hooks on the layers and with them; whether a checkpoint was entered, and a layer
-warned of its cache; and how many tokens are told apart, so that agreement says something. Dropout is zero.
+from eval mode (none: null), without hooks on the layers and with them; whether a checkpoint was entered, and who
+warned of a cache; and how many tokens are told apart, so that agreement says something. Dropout is zero.
 """
 
 import contextlib
@@ -87,6 +87,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4}),
 }
+
+
+WARNINGS = {"a layer": "Caching is incompatible", "the model": "`use_cache=True` is incompatible"}
 
 
 def build(name: str) -> nn.Module:
@@ -177,7 +180,7 @@ def observe(name: str) -> dict[str, Any]:
     return {
         **observed,
         "checkpoints": len(checkpoints) > 0,
-        "a layer warns": any(text.startswith("Caching is incompatible") for text in texts),
+        "warns": sorted({who for text in texts for who, words in WARNINGS.items() if text.startswith(words)}),
     }
 
 
