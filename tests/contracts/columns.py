@@ -49,19 +49,6 @@ def pair(columns: Columns, release: str) -> Pair:
     return columns[stock], columns[patched]
 
 
-def scenarios(names: Sequence[Any], broken: Mapping[Any, str]) -> list[Any]:
-    """Test parameters: each scenario, those that are known to be broken as strict expected failures.
-
-    Args:
-        names: one name each, or a tuple of what a test is told of a scenario.
-        broken: the reason for each that is broken.
-    """
-    assert set(broken) <= set(names), "a scenario that is said to be broken does not exist"
-    marks = {name: pytest.mark.xfail(strict=True, reason=reason) for name, reason in broken.items()}
-    told = {name: name if isinstance(name, tuple) else (name,) for name in names}
-    return [pytest.param(*words, marks=marks.get(name, ()), id="-".join(words)) for name, words in told.items()]
-
-
 def table(rows: Mapping[str, Mapping[Variant, str]], subject: str = "what third-party code does") -> str:
     """Rows of compatibility in Markdown: one row a scenario, one column a kind of build, a few words in each cell.
 

@@ -44,7 +44,6 @@ def row(table: str, name: str) -> Callable[[Callable[[], str]], Callable[[], str
 
 
 ON_PURPOSE = functools.partial(row, "on-purpose-table")
-DESCRIPTOR = functools.partial(row, "descriptor-table")
 UPSTREAM = functools.partial(row, "upstream-table")
 NOT_MENDED = functools.partial(row, "not-mended-table")
 
@@ -242,96 +241,6 @@ def type_of_function() -> str:
     return "`functools.partial`" if seen == {True} else "a subclass of `functools.partial`"
 
 
-@ON_PURPOSE("a `__call__` of a class after the layer's in the MRO reads `self.forward`")
-def call_after() -> str:
-    class Reading(nn.Module):
-        def __call__(self, *args: Any) -> Tensor:
-            assert callable(self.forward)
-            return super().__call__(*args)
-
-    class Layer(make(), Reading):
-        pass
-
-    return checkpointed(ready(Layer()))
-
-
-# ---- the descriptor --------------------------------------------------------------------------------------------------
-
-
-def used() -> nn.Module:
-    """A layer that was called, checkpointed and with a hook."""
-    layer = ready(make()())
-    gradient(layer)
-    return layer
-
-
-@DESCRIPTOR("`Class.forward` and `layer.forward`")
-def attribute() -> str:
-    layer = used()
-    both = inspect.isfunction(type(layer).forward) and inspect.ismethod(layer.forward)
-    return "the function, the bound method" if both else "something else"
-
-
-@DESCRIPTOR("`vars(Class)['forward']`, `inspect.getattr_static`")
-def class_dictionary() -> str:
-    found = {type(vars(type(layer := used()))["forward"]), type(inspect.getattr_static(layer, "forward"))}
-    return "the function" if found == {type(make)} else "a descriptor, which cannot be called"
-
-
-@DESCRIPTOR("`'forward' in vars(Subclass)` of a subclass that inherits its `forward`")
-def subclass_dictionary() -> str:
-    class Sub(make()):
-        pass
-
-    gradient(ready(Sub()))
-    return str("forward" in vars(Sub)).lower()
-
-
-@DESCRIPTOR("`mock.patch.object(Class, 'forward')`")
-def class_mocked() -> str:
-    layer = used()
-    with mock.patch.object(type(layer), "forward", side_effect=lambda x: layer.linear(x)):
-        return checkpointed(layer)
-
-
-@DESCRIPTOR("`mock.patch.object(Class, 'forward', autospec=True)`")
-def class_autospecced() -> str:
-    layer = used()
-    with mock.patch.object(type(layer), "forward", autospec=True, side_effect=lambda self, x: self.linear(x)):
-        return "works" if isinstance(layer(X), Tensor) else "the output is a mock"
-
-
-@DESCRIPTOR("a class that is made of `vars(Class)`, a layer's `forward` replaced")
-def cloned() -> str:
-    cls = type(used())
-    clone = type("Clone", (nn.Module,), {"forward": vars(cls)["forward"]})
-    layer = clone()
-    layer.forward = lambda x: "replaced"
-    return "the replacement runs" if or_error(lambda: layer.forward(X)) == "replaced" else "the old one runs, silently"
-
-
-@DESCRIPTOR("a property in the place of the class's `forward`, assigned to")
-def settable() -> str:
-    class Settable(make()):
-        kept: Any = None
-
-        def get(self) -> Callable[..., Tensor]:
-            return self.linear
-
-        def set(self, forward: Callable[..., Tensor]) -> None:
-            self.kept = forward
-
-        forward = property(get, set)
-
-    def assign() -> str:
-        layer = ready(Settable())
-        gradient(layer)
-        layer.forward = nothing
-        return "its setter is called" if layer.kept is nothing else "its setter is not called"
-
-    return or_error(assign)
-
-
 # ---- what upstream's own fix does ------------------------------------------------------------------------------------
 
 
@@ -451,6 +360,22 @@ def router_non_reentrant() -> str:
 @NOT_MENDED("`generate` in training mode, GPT-2")
 def generation_of_gpt2() -> str:
     return tokens("GPT2LMHeadModel", vocab_size=97, n_embd=32, n_layer=2, n_head=4, pad_token_id=0)
+
+
+@NOT_MENDED("hooks of a layer, with a `__call__` of a class after the layer's in the MRO, in the recompute")
+def hooks_of_another_call() -> str:
+    class Calling(nn.Module):
+        def __call__(self, *args: Any) -> Tensor:
+            return super().__call__(*args)
+
+    class Layer(make(), Calling):
+        pass
+
+    runs: list[int] = []
+    layer = ready(Layer(), hook=False)
+    layer.register_forward_pre_hook(lambda *_: runs.append(1))
+    gradient(layer)
+    return {2: "run again", 1: "do not run"}[len(runs)]
 
 
 def main(result: Path) -> None:

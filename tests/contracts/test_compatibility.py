@@ -11,7 +11,7 @@ from tests.contracts.columns import TABLES, Columns, measure, published, table
 from tests.variants import PATCHED, STOCK, VARIANTS, Variant
 
 WORKER = Path(__file__).with_name("compatibility_worker.py")
-NAMES = ("on-purpose-table", "descriptor-table", "upstream-table", "not-mended-table")
+NAMES = ("on-purpose-table", "upstream-table", "not-mended-table")
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.columns import Columns, pair, scenarios
+from tests.contracts.columns import TABLES, Columns, pair, published, table
 from tests.variants import LATEST, PATCHED_LATEST, PINNED, VARIANTS, Variant, installed, run
 
 WORKER = Path(__file__).with_name("compile_worker.py")
+PAGE_TABLE = "compile-table"
 BESIDE = (
     "accelerate==1.15.0",
     "ml_dtypes==0.6.0",
@@ -209,29 +210,9 @@ ON_LATEST: dict[str, Observed] = {
 ON_PATCHED_LATEST = {name: ON_LATEST[name] for name in EXPORTED if name in ON_LATEST}
 """5.24.0 has another mask."""
 
-IN_A_GRAPH = "the list of layers on their way to a checkpoint is changed inside of another's, which a graph must not do"
-UNGUARDED = "a `forward` put on the layer after compiling is not seen: what the descriptor reads of it is not guarded"
-RECURSION = "a guard on `layer.forward` runs the descriptor, which is compiled, and has that guard"
-BROKEN: dict[str, str] = {
-    "model, reentrant, nested, hooks": IN_A_GRAPH,
-    "model, non-reentrant, nested, hooks": IN_A_GRAPH,
-    "layer.compile(), reentrant, nested, hooks": IN_A_GRAPH,
-    "layer.compile(), non-reentrant, nested, hooks": IN_A_GRAPH,
-    "torch.compile(layer), reentrant, nested, hooks": IN_A_GRAPH,
-    "torch.compile(layer), non-reentrant, nested, hooks": IN_A_GRAPH,
-    "layer.compile(), reentrant, hooks, forward replaced later": UNGUARDED,
-    "layer.compile(), reentrant, hooks, forward that calls the old put in later": UNGUARDED,
-    "layer.compile(), non-reentrant, hooks, forward replaced later": UNGUARDED,
-    "layer.compile(), non-reentrant, hooks, forward that calls the old put in later": UNGUARDED,
-    "torch.compile(layer), non-reentrant, hooks, forward replaced later": UNGUARDED,
-    "torch.compile(layer), non-reentrant, hooks, forward that calls the old put in later": UNGUARDED,
-    "layer.compile(), reentrant, hooks put in later": RECURSION,
-    "layer.compile(), reentrant, hooks, switched": RECURSION,
-}
-
 
 @pytest.fixture(scope="module")
-def columns() -> Columns:
+def columns(pytestconfig: pytest.Config) -> Columns:
     for variant in VARIANTS:
         installed(variant)  # builds and installs, which must not happen twice at once
 
@@ -240,7 +221,35 @@ def columns() -> Columns:
         return observed
 
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        return dict(zip(VARIANTS, pool.map(observe, VARIANTS), strict=True))
+        columns = dict(zip(VARIANTS, pool.map(observe, VARIANTS), strict=True))
+    pytestconfig.stash.setdefault(TABLES, {})[PAGE_TABLE] = table(rows(columns), "what is compiled")
+    return columns
+
+
+def rows(columns: Columns) -> dict[str, dict[Variant, str]]:
+    """What docs/compatibility.md says of the cases in which a patched build differs from stock."""
+    return {case: {variant: words(column[case]) for variant, column in columns.items()} for case in ON_STOCK}
+
+
+def words(observed: Observed) -> str:
+    if "error" in observed:
+        return str(observed["error"].partition(":")[0])
+    if not all(observed["right"]):
+        return "wrong gradients, silently"
+    graphs = observed.get("graphs")
+    if graphs is None:
+        return "right gradients"
+    if not graphs[-1]:
+        return "right, eager"
+    return f"{graphs[0]} graph{'s' if graphs[0] > 1 else ''}" + (
+        f", then {graphs[-1]}" if graphs[-1] > graphs[0] else ""
+    )
+
+
+def test_the_page_has_this_table(columns: Columns) -> None:
+    assert published(PAGE_TABLE) == table(rows(columns), "what is compiled"), (
+        f"put between <!-- {PAGE_TABLE} --> and <!-- /{PAGE_TABLE} -->: scripts/test.sh {__file__} --markdown"
+    )
 
 
 def test_no_case_is_left_out(columns: Columns) -> None:
@@ -249,7 +258,7 @@ def test_no_case_is_left_out(columns: Columns) -> None:
 
 
 @pytest.mark.parametrize("release", PINNED)
-@pytest.mark.parametrize("case", scenarios(list(EXPECTED), BROKEN))
+@pytest.mark.parametrize("case", EXPECTED)
 def test_patched(columns: Columns, release: str, case: str) -> None:
     _, patched = pair(columns, release)
     assert patched[case] == EXPECTED[case]
@@ -267,6 +276,6 @@ def test_upstreams_own_fix(columns: Columns, case: str) -> None:
     assert columns[LATEST][case] == ON_LATEST.get(case, EXPECTED[case])
 
 
-@pytest.mark.parametrize("case", scenarios(list(EXPECTED), BROKEN))
+@pytest.mark.parametrize("case", EXPECTED)
 def test_patched_on_upstreams_own_fix(columns: Columns, case: str) -> None:
     assert columns[PATCHED_LATEST][case] == ON_PATCHED_LATEST.get(case, EXPECTED[case])

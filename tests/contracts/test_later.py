@@ -1,7 +1,6 @@
 """What is done to a layer class or to a layer is as on stock before and after a layer of the class was called.
 
-A patched build leaves a descriptor in the place of a class's `forward`; where it can be told from a function, and what
-that changes, is written out here and in docs/compatibility.md.
+A fix fails here that leaves something on the class of a layer that was called, or knows classes from when they were made.
 """
 
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.columns import Columns, measure, scenarios
+from tests.contracts.columns import Columns, measure
 from tests.variants import LATEST, PATCHED, PATCHED_LATEST, STOCK, VARIANTS, Variant
 
 WORKER = Path(__file__).with_name("later_worker.py")
-NOT_USED, USED = ORDERS = ("new", "used")
+ORDERS = ("new", "used")
 
 FUNCTION = {
     "function": True,
@@ -127,32 +126,6 @@ EXPECTED: dict[str, dict[str, Any]] = {
     },
 }
 
-DESCRIPTOR: dict[str, dict[str, Any]] = {
-    "a property put in the place of the class's forward, with a setter": {
-        **EXPECTED["a property put in the place of the class's forward, with a setter"],
-        "kept": False,
-        "in __dict__": True,
-    },
-    "vars(Class)['forward'], called": {"error": "TypeError: '_ForwardBelowHooks' object is not callable"},
-    "inspect.getattr_static": {"class": False, "layer": False},
-    "a class made of vars(Class)": {"clone": once(), "replaced": once(), "read": False},
-}
-"""Where what reads `__dict__` meets the descriptor; each scenario calls a layer with a hook before it looks."""
-
-DESCRIPTOR_USED: dict[str, dict[str, Any]] = DESCRIPTOR | {
-    "mock.patch.object(Class, 'forward', autospec=True)": {"a tensor": False, "mocked": 1, "after": once()},
-}
-
-BROKEN = {
-    (USED, "class's forward wrapped as wrapt does it"): (
-        "the wrapper gives the class of the descriptor for its own, is taken for it, and runs twice"
-    ),
-    (USED, "layer's forward replaced by a method of a subclass that calls super().forward, no hooks"): (
-        "the descriptor on the parent cannot tell super().forward from layer.forward: recursion without end"
-    ),
-}
-"""Faults of the patch."""
-
 HOLD_ON_LATEST = {
     "class's forward deleted",
     "class's forward wrapped as wrapt does it",
@@ -168,28 +141,16 @@ def columns() -> Columns:
     return measure(WORKER, VARIANTS)
 
 
-def expected(name: str, order: str, patched: bool) -> dict[str, Any]:
-    if not patched:
-        return EXPECTED[name]
-    return (DESCRIPTOR_USED if order == USED else DESCRIPTOR).get(name, EXPECTED[name])
-
-
 def test_no_scenario_is_left_out(columns: Columns) -> None:
     for column in columns.values():
         assert set(column) == set(EXPECTED)
 
 
-@pytest.mark.parametrize(("order", "name"), scenarios([(order, name) for order in ORDERS for name in EXPECTED], BROKEN))
-@pytest.mark.parametrize("variant", [*PATCHED, PATCHED_LATEST], ids=str)
-def test_patched(columns: Columns, variant: Variant, order: str, name: str) -> None:
-    assert columns[variant][name][order] == expected(name, order, patched=True)
-
-
 @pytest.mark.parametrize("name", EXPECTED)
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("variant", STOCK, ids=str)
-def test_stock(columns: Columns, variant: Variant, order: str, name: str) -> None:
-    assert columns[variant][name][order] == expected(name, order, patched=False)
+@pytest.mark.parametrize("variant", [*STOCK, *PATCHED, PATCHED_LATEST], ids=str)
+def test_all_of_it_is_as_on_stock(columns: Columns, variant: Variant, order: str, name: str) -> None:
+    assert columns[variant][name][order] == EXPECTED[name]
 
 
 def test_what_holds_with_upstreams_own_fix(columns: Columns) -> None:

@@ -25,6 +25,9 @@ PARTS = ("tests", "utils", "examples", "conftest.py", "pyproject.toml", "setup.p
 NEEDED = ("tests", "conftest.py")
 TESTS = "tests/models"
 LAYERS = "transformers/modeling_layers.py"
+OPTIONS = ("-q", "--disable-warnings", "--continue-on-collection-errors", "--tb=native", "--dist=worksteal")
+"""pytest's own tracebacks parse the whole file for each subtest that fails, which are thousands."""
+
 EVERY = 60
 """Seconds between two lines of progress where there is no terminal."""
 
@@ -131,7 +134,7 @@ def _run(variant: Variant, tree: Path, home: Path, arguments: Sequence[str]) -> 
     shutil.copytree(build / "transformers", folder / "src" / "transformers")
     paths = [] if any(argument.startswith("tests/") for argument in arguments) else [TESTS]
     parallel = [] if any(argument.startswith(("-n", "--numprocesses")) for argument in arguments) else ["-n", "auto"]
-    command = ["-q", "--disable-warnings", "--continue-on-collection-errors", *parallel, *arguments, *paths]
+    command = [*OPTIONS, *parallel, *arguments, *paths]
     with _Watch(str(variant)) as watch:
         code, outcomes = session.run(folder, command, [folder / "src", build], watch=watch)
     said = (home / "output.txt").read_text("utf-8", "replace")[-3000:]
