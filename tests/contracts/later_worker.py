@@ -1,7 +1,5 @@
 """What is done to a layer class, or to a layer of it, before and after a layer of the class was called.
 
-A patched build puts a descriptor in the place of a class's `forward` once a checkpointed layer of it with a hook is
-called.
 `python later_worker.py RESULT.json` writes for each scenario what was observed with a class that was not used yet, and
 with one that was.
 """
@@ -473,7 +471,6 @@ def attempt(run: Callable[[Layer], Observed], *, used: bool) -> Observed:
     cls = make()
     if used:
         ready(cls())(X)
-        assert "+overlay" not in transformers.__version__ or not inspect.isfunction(vars(cls)["forward"])
     torch.manual_seed(0)
     try:
         return run(cls)

@@ -1,6 +1,7 @@
 """What is done to a layer class or to a layer is as on stock before and after a layer of the class was called.
 
-A fix fails here that leaves something on the class of a layer that was called, or knows classes from when they were made.
+A fix fails here that leaves something on the class of a layer that was called, or that knows a class from when it was
+made.
 """
 
 from pathlib import Path
