@@ -16,7 +16,9 @@ from overlay.queue import lock, source
 from tests import variants
 from tests.deliver.test_release_wheels import copied_root
 
-STOCK, FIRST, SECOND = "5.14.1", "5.14.1+overlay.1", "5.14.1+overlay.2"
+STOCK = "5.14.1"
+REVISION = lock.read(variants.ROOT / "upstream.lock").find(f"transformers=={STOCK}")[2].revision or 0
+FIRST, SECOND = f"{STOCK}+overlay.{REVISION}", f"{STOCK}+overlay.{REVISION + 1}"
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +30,7 @@ def second_revision(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pins = lock.read(path)
     position = [release.version for release in pins.packages["transformers"].releases].index(STOCK)
     at = ("packages", "transformers", "releases", position)
-    revision = pins.packages["transformers"].releases[position].revision
-    assert revision == 1
-    lock.write(path, {(*at, "revision"): 2, (*at, "built"): None})
+    lock.write(path, {(*at, "revision"): REVISION + 1, (*at, "built"): None})
     for arguments in (
         ["lock", "update", f"transformers=={STOCK}"],
         ["apply", f"transformers=={STOCK}", "--out", str(folder / "dist")],

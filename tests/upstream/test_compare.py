@@ -99,7 +99,7 @@ def test_the_difference_is_printed(tree: Path, capsys: pytest.CaptureFixture[str
         f"  {DEMO}test_passes_on_stock  (passed, now failed)",
         f"  {DEMO}test_skips_on_patched  (passed, now skipped)",
     ]
-    assert "    | E       assert not True" in lines
+    assert any(line.startswith("    | ") and line.endswith("assert not True") for line in lines), out
     assert "overlay: stock-5.14.1: 6 tests" in said.splitlines()
     assert compare.main(["--checkout", str(tree), *release, f"{DEMO}test_passes", "-n0"]) == 0
 
