@@ -369,6 +369,15 @@ def call_after() -> type[nn.Module]:
     return Layer
 
 
+@way("a _call_impl of its own")
+def own_call_impl() -> type[nn.Module]:
+    class Layer(base()):
+        def _call_impl(self, *args: Any, **kwargs: Any) -> Tensor:
+            return super()._call_impl(*args, **kwargs) * 2
+
+    return Layer
+
+
 @way("a __call__ after the layer's that calls forward and no hooks")
 def call_after_alone() -> type[nn.Module]:
     class Calling(nn.Module):

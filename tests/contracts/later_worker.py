@@ -466,6 +466,13 @@ def exchanged(cls: Layer) -> Observed:
     return {**observed, "back": called(layer)}
 
 
+@scenario("layer.compile(), where torch.compile is switched off")
+def compiled_without_compiler(cls: Layer) -> Observed:
+    layer = ready(cls())
+    layer.compile(disable=True)
+    return called(layer)
+
+
 def attempt(run: Callable[[Layer], Observed], *, used: bool) -> Observed:
     torch.manual_seed(0)
     cls = make()

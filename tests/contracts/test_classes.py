@@ -59,6 +59,7 @@ MADE: dict[str, Observed] = {
     "the parent's forward replaced later, under super().forward": once(),
     "a __call__ of its own": once(),
     "a __call__ after the layer's in the order of resolution": once(),
+    "a _call_impl of its own": once(),
     "a __call__ after the layer's that calls forward and no hooks": once(),
     "a __call__ after the layer's that reads forward first": once(),
     "a parametrized layer": once(),
@@ -91,6 +92,7 @@ HOOKS_NESTED = {"reentrant, hooks": {"pre": 5, "post": 5}, "non-reentrant, hooks
 WITHOUT_HOOKS = "a __call__ after the layer's that calls forward and no hooks"
 HOOKS_NEVER = {"pre": 0, "post": 0}
 CALL_OF_ANOTHER = {
+    "a _call_impl of its own",
     "a __call__ after the layer's in the order of resolution",
     "a __call__ after the layer's that reads forward first",
 }

@@ -119,6 +119,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "class": once(),
         "no forward": NO_FORWARD,
     },
+    "layer.compile(), where torch.compile is switched off": once(),
     "the class of a layer exchanged for a subclass, and back": {
         "before": once(),
         "sub": once(),
@@ -134,6 +135,7 @@ HOLD_ON_LATEST = {
     "inspect.getattr_static",
     "copies of a layer whose forward was read and set, as accelerate leaves it",
     "mock.patch.object(Class, 'forward', autospec=True)",
+    "layer.compile(), where torch.compile is switched off",
 }
 
 

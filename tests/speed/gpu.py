@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ class Failure(str):
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(ABC):
     """What every build is asked.
 
     Attributes:
@@ -67,13 +68,13 @@ class Row:
     needs_cuda: bool = False
     rounds: int = 1
 
+    @abstractmethod
     def cell(self, answers: Sequence[Any], stock: Sequence[Any]) -> str:
         """One build's answers, as the table has them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def off(self, patched: Sequence[Any], stock: Sequence[Any]) -> str:
         """What is wrong with the patched build's answers, or nothing."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
