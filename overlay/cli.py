@@ -131,11 +131,19 @@ def _parser() -> argparse.ArgumentParser:
         "releases", nargs="*", metavar="NAME==VERSION", help="pinned releases (default: every one that is delivered)"
     )
     apply.add_argument("--out", type=Path, metavar="DIR", help="where the products go (default: dist in the checkout)")
-    apply.add_argument(
+    sources = apply.add_mutually_exclusive_group()
+    sources.add_argument(
         "--from-git",
         type=Path,
         metavar="PATH",
         help="patch what is committed in a git checkout of upstream; writes a wheel to --out, and nothing else",
+    )
+    sources.add_argument(
+        "--from-tree",
+        type=Path,
+        metavar="PATH",
+        help="patch an unpacked package tree whose files are those of a pin; writes a copy of it to --out, and nothing "
+        "else",
     )
     apply.add_argument(
         "--any-commit", action="store_true", help="with --from-git: also where HEAD is not the commit that is pinned"
@@ -199,14 +207,19 @@ def _apply(options: argparse.Namespace) -> None:
     only = [name for name in ("any_commit", "metadata_from", "run_upstream_build") if getattr(options, name)]
     if options.from_git is None and only:
         options.parser.error(f"--{only[0].replace('_', '-')} goes with --from-git")
-    if options.from_git is not None and options.releases:
-        options.parser.error("--from-git takes a checkout in place of NAME==VERSION")
+    for name in ("from_git", "from_tree"):
+        if getattr(options, name) is not None and options.releases:
+            options.parser.error(f"--{name.replace('_', '-')} takes a PATH in place of NAME==VERSION")
+    if options.from_tree is not None and options.out is None:
+        options.parser.error("--from-tree needs --out")
     if options.metadata_from and options.run_upstream_build:
         options.parser.error("--metadata-from and --run-upstream-build exclude each other")
     root = _root(options)
     out = options.out or _relative(root / "dist")
     lock = importlib.import_module("overlay.queue.lock").read(root / "upstream.lock")
-    if options.from_git is None:
+    if options.from_tree is not None:
+        importlib.import_module("overlay.deliver.package_tree").from_tree(lock, root, options.from_tree, out)
+    elif options.from_git is None:
         importlib.import_module("overlay.deliver.apply").run(lock, root, options.releases, out)
     else:
         importlib.import_module("overlay.deliver.tree").from_git(

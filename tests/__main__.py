@@ -11,6 +11,7 @@ SUITES = {
     "gpu": ["tests/speed/test_gpu.py"],
     "overhead": ["tests/speed/suite_overhead.py"],
     "speed": ["tests/deliver/test_release_speed.py"],
+    "te": ["tests/transformer_engine/native", "-o", "python_files=suite_*.py"],
     "upstream": ["tests/upstream"],
 }
 """What a first word stands for. `fsdp2 --torch 2.11` (or 2.13, 2.14), `fsdp2 --markdown`: see conftest.py."""
@@ -23,6 +24,9 @@ Without a suite: all the tests, or those that the arguments name. Suites:
   overhead what a patched layer costs, against stock and 5.24.0, as ratios
   gpu      checkpointing on a GPU, in five minutes; its own options: gpu --help
   speed    how long a build takes, as ratios
+  te       the patched TransformerEngine with its real native library, on a machine without a GPU; --release X; with
+           --checkout PATH upstream's own tests of its operations from that tree, on the stock and on the patched wheel,
+           and what is different; with --gpu what needs one, in five minutes (te --help)
   upstream upstream's own tests on small models of each family; with --checkout PATH those of each model in that tree of
            transformers, on the stock and on the patched wheel, and what is different (upstream --help)
 All options of pytest: scripts/test.sh --help-pytest
@@ -35,6 +39,10 @@ def main(arguments: list[str]) -> int:
         from tests.upstream import compare  # only here: pytest rewrites the asserts of what it imports itself
 
         return compare.main(arguments[1:])
+    if first == "te" and "--collect-only" not in arguments:
+        from tests.transformer_engine.native import suite
+
+        return suite.main(arguments[1:])
     if first == "gpu" and "--collect-only" not in arguments:
         from tests.speed import gpu
 

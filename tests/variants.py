@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -94,20 +94,40 @@ def run(
         AssertionError: it failed, or took longer than `timeout` seconds; says what it wrote to stderr. None of the
             processes that it started outlives it.
     """
-    interpreter = environments.python(f"{environment}-{torch}")
     laid_over = [installed(variant), *([environments.variant(*beside)] if beside else [])]
-    variables = os.environ | {
+    interpreter = environments.python(f"{environment}-{torch}")
+    return run_worker(
+        script, *arguments, on=str(variant), interpreter=interpreter, laid_over=laid_over, timeout=timeout
+    )
+
+
+def run_worker(
+    script: Path,
+    *arguments: object,
+    on: str,
+    interpreter: Path,
+    laid_over: Sequence[Path],
+    variables: Mapping[str, str] | None = None,
+    timeout: float = 300,
+) -> Any:
+    """As `run`, with an interpreter, folders to put on PYTHONPATH, and environment variables beside the usual ones.
+
+    Args:
+        on: what it runs on, for the message of a failure.
+    """
+    environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, laid_over)),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        **(variables or {}),
     }
-    variables.pop("PYTHONDONTWRITEBYTECODE", None)  # half of the time to import transformers
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # half of the time to import transformers
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
         command = [str(interpreter), "-P", str(script), str(result), *map(str, arguments)]
-        code, said = run_group(command, variables, timeout)
+        code, said = run_group(command, environment, timeout)
         assert code == 0, (
-            f"{script.name} with {variant}: {'timed out' if code is None else f'exit status {code}'}\n{said[-4000:]}"
+            f"{script.name} with {on}: {'timed out' if code is None else f'exit status {code}'}\n{said[-4000:]}"
         )
         return json.loads(result.read_text("utf-8"))
 

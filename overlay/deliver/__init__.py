@@ -1,1 +1,1 @@
-"""What the queue is turned into: patched wheels and their index."""
+"""What the queue is turned into: patched wheels and their index, and patched trees."""

@@ -1,19 +1,17 @@
 """Patched wheels: upstream's wheel with some files exchanged and a local version label (PEP 427, PEP 440, the RECORD
 of PEP 376)."""
 
-import base64
-import csv
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from overlay import cache
-from overlay.deliver import archive
+from overlay.deliver import archive, record
 from overlay.errors import OverlayError
 
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")
@@ -117,19 +115,7 @@ class Wheel:
 
     def record(self) -> list[list[str]]:
         """The rows of RECORD: path, hash, size."""
-        try:
-            text = self.member(f"{self.dist_info}/RECORD").content().decode("utf-8")
-            rows = [row for row in csv.reader(io.StringIO(text)) if row]
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise OverlayError(
-                f"{self.name}: RECORD: expected comma-separated UTF-8, found: {error}: do not use this file"
-            ) from None
-        for row in rows:
-            if len(row) != 3:
-                raise OverlayError(
-                    f"{self.name}: RECORD: expected three fields in each row, found {row}: do not use this file"
-                )
-        return rows
+        return record.parse(self.member(f"{self.dist_info}/RECORD").content(), self.name)
 
 
 def audit(wheel: Wheel, content: bytes, sha256: str) -> None:
@@ -203,10 +189,10 @@ def patched(wheel: Wheel, files: Mapping[str, bytes], version: str, local_versio
         )
 
     rows = [
-        _row(moved(row[0]), contents[row[0]]) if row[0] in contents else [moved(row[0]), *row[1:]]
+        record.row(moved(row[0]), contents[row[0]]) if row[0] in contents else [moved(row[0]), *row[1:]]
         for row in wheel.record()
     ]
-    contents[f"{wheel.dist_info}/RECORD"] = _record(rows)
+    contents[f"{wheel.dist_info}/RECORD"] = record.write(rows)
     return [
         (member.exchanged(contents[member.name]) if member.name in contents else member).renamed(moved(member.name))
         for member in wheel.members
@@ -223,24 +209,15 @@ def with_tree(wheel: Wheel, files: Mapping[str, bytes]) -> Wheel:
         same = member is not None and member.size == len(content) and member.content() == content
         members.append(member if member is not None and same else archive.stored(path, content))
     members += [member for member in wheel.members if member.name.startswith(f"{wheel.dist_info}/")]
-    record = f"{wheel.dist_info}/RECORD"
+    listing = f"{wheel.dist_info}/RECORD"
     rows = [
-        [member.name, "", ""] if member.name == record else _row(member.name, member.content()) for member in members
+        [member.name, "", ""] if member.name == listing else record.row(member.name, member.content())
+        for member in members
     ]
+    content = record.write(rows)
     return replace(
-        wheel, members=[member.exchanged(_record(rows)) if member.name == record else member for member in members]
+        wheel, members=[member.exchanged(content) if member.name == listing else member for member in members]
     )
-
-
-def _row(path: str, content: bytes) -> list[str]:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode("ascii")
-    return [path, f"sha256={digest}", str(len(content))]
-
-
-def _record(rows: Iterable[Sequence[str]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode("utf-8")
 
 
 def _with_version(wheel: Wheel, version: str, local_version: str) -> bytes:

@@ -37,18 +37,22 @@ def pins(name: str) -> Path:
     return Path(__file__).with_name(f"{name}.txt")
 
 
-def python(name: str) -> Path:
+def python(name: str, *wheels: Path) -> Path:
     """The interpreter of the environment `name`, which is made if it is not there.
+
+    Args:
+        wheels: files, known by their bytes, that are installed last, in the place of what is pinned of the same
+            projects, and without what they require: for where what is pinned asks for another version in vain.
 
     Raises:
         OverlayError: there is no such environment, or it cannot be made.
     """
     requirements = pins(name)
-    home = cache.folder() / "environments" / f"{name}-{_digest(*_texts(requirements))}"
+    home = cache.folder() / "environments" / f"{name}-{_digest(*_texts(requirements), *map(_sha256, wheels))}"
     if not (home / MARKER).is_file():
         with cache.locked(home.name) as lock:
             if not (home / MARKER).is_file():
-                _make(name, requirements, home, lock)
+                _make(name, requirements, wheels, home, lock)
     return home / "bin" / "python"
 
 
@@ -64,18 +68,7 @@ def variant(*requirements: Path | str) -> Path:
     Raises:
         OverlayError: a wheel cannot be read, or pip does not take it.
     """
-    import hashlib
-
-    found = []
-    for requirement in requirements:
-        if isinstance(requirement, str):
-            found.append(requirement)
-            continue
-        try:
-            with requirement.open("rb") as stream:
-                found.append(hashlib.file_digest(stream, "sha256").hexdigest())
-        except OSError as error:
-            raise OverlayError(f"the wheel {requirement} cannot be read ({error.strerror})") from error
+    found = [item if isinstance(item, str) else _sha256(item) for item in requirements]
     home = cache.folder() / "variants" / _digest(*found)
     if not home.is_dir():
         with cache.locked(f"variant-{home.name}") as lock:
@@ -119,12 +112,22 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join((*system, *parts)).encode()).hexdigest()[:16]
 
 
+def _sha256(wheel: Path) -> str:
+    import hashlib
+
+    try:
+        with wheel.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise OverlayError(f"the wheel {wheel} cannot be read ({error.strerror})") from error
+
+
 def _base() -> Path:
     """The interpreter to make environments from: not a venv's own, and not a name that may come to mean another."""
     return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
 
 
-def _make(name: str, requirements: Path, home: Path, lock: int) -> None:
+def _make(name: str, requirements: Path, wheels: Sequence[Path], home: Path, lock: int) -> None:
     """Make an environment; the caller holds its lock."""
     import importlib.util
     import time
@@ -141,9 +144,11 @@ def _make(name: str, requirements: Path, home: Path, lock: int) -> None:
     _remove(home)
     log = _beside(home, "log")
     _run(f"the environment {name}", [str(_base()), "-m", "venv", str(home)], log, lock)
-    command = [str(home / "bin" / "python"), "-m", "pip", "install", *_PIP, "--requirement", str(requirements)]
-    _run(f"the environment {name}", command, log, lock)
+    install = [str(home / "bin" / "python"), "-m", "pip", "install", *_PIP]
+    _run(f"the environment {name}", [*install, "--requirement", str(requirements)], log, lock)
     _verify(name, requirements, home)
+    if wheels:
+        _run(f"the environment {name}", [*install, "--no-deps", *map(str, wheels)], log, lock)
     _write(home / MARKER, "\n".join(_texts(requirements)))
     log.unlink(missing_ok=True)
     say(f"made the environment {name} in {time.monotonic() - started:.0f} s")

@@ -53,19 +53,19 @@ def make(series: Series, prefix: str, read: Callable[[str], bytes], delivery: De
 
 
 def fits(
-    queues: Sequence[Series], prefix: str, read: Callable[[str], bytes]
+    queues: Sequence[Series], prefix: str, read: Callable[[str], bytes], delivery: Delivery = "wheel"
 ) -> tuple[list[tuple[Series, list[Image]]], dict[str, str]]:
     """Tries each series: those that fit, with their images, and why each other does not, by its name.
 
     Args:
         queues: the series.
-        prefix, read: as for `make`.
+        prefix, read, delivery: as for `make`.
     """
     found: list[tuple[Series, list[Image]]] = []
     reasons: dict[str, str] = {}
     for queue in queues:
         try:
-            found.append((queue, make(queue, prefix, read)))
+            found.append((queue, make(queue, prefix, read, delivery)))
         except OverlayError as error:
             reasons[queue.name] = str(error).removeprefix(f"{queue.folder}/").partition(": expected")[0]
     return found, reasons

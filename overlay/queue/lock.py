@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from packaging.tags import sys_tags
 from packaging.utils import (
     InvalidSdistFilename,
     InvalidWheelFilename,
@@ -150,6 +151,37 @@ class Commit(_Table):
     files: Annotated[tuple[Exchanged, ...], Field(strict=False)] = ()
 
 
+class Companion(_Table):
+    """One version of another project, which tests install beside the package; nothing of it is patched or delivered.
+
+    It is an sdist, or one wheel for each platform.
+    """
+
+    project: ProjectName
+    version: PublicVersion
+    use: Literal["test"]
+    wheels: Annotated[tuple[Artefact, ...], Field(strict=False)] = ()
+    sdist: Artefact | None = None
+
+    @property
+    def artefact(self) -> Artefact:
+        """The sdist, or the wheel whose tags (PEP 425) this interpreter takes.
+
+        Raises:
+            OverlayError: there is no wheel for this machine.
+        """
+        if self.sdist is not None:
+            return self.sdist
+        tags = set(sys_tags())
+        for wheel in self.wheels:
+            if tags & parse_wheel_filename(wheel.file)[3]:
+                return wheel
+        raise OverlayError(
+            f"expected a wheel of {self.project} {self.version} for this machine, found "
+            f"{', '.join(wheel.file for wheel in self.wheels)}: pin one in upstream.lock, or use another machine"
+        )
+
+
 class Package(_Table):
     """An upstream project: path in its git tree = `prefix` + path in its wheel."""
 
@@ -158,6 +190,23 @@ class Package(_Table):
     version_file: RelativePath | None = None
     commit: Commit | None = None
     releases: Annotated[tuple[Release, ...], Field(strict=False)]
+    companions: Annotated[tuple[Companion, ...], Field(strict=False)] = ()
+
+    def companion(self, project: str, version: str | None = None) -> Companion:
+        """The pinned companion `project`, of that version or of the only one there is.
+
+        Raises:
+            OverlayError: no such one is pinned, or several are and no version is named.
+        """
+        pinned = [one for one in self.companions if canonicalize_name(one.project) == canonicalize_name(project)]
+        found = [one for one in pinned if version in (None, one.version)]
+        if len(found) != 1:
+            wanted = project if version is None else f"{project}=={version}"
+            listed = ", ".join(f"{one.project}=={one.version}" for one in pinned or self.companions) or "none"
+            raise OverlayError(
+                f"expected one companion {wanted} in upstream.lock, found {listed}: name one of these, or pin it"
+            )
+        return found[0]
 
 
 class Lock(_Table):
@@ -425,6 +474,7 @@ def _check(lock: Lock) -> None:
                 raise _Problem((*here, "version"), f"{release.version} is pinned twice: keep one of the two")
             seen.add(release.version)
             _check_release(name, release, here)
+        _check_companions(package.companions, (*at, "companions"))
 
 
 def _check_commit(commit: Commit, at: Location) -> None:
@@ -455,16 +505,11 @@ def _check_release(name: str, release: Release, at: Location) -> None:
             f"expected a series of {name} whose range holds {release.version}, found {release.series!r}",
         )
     if release.sdist is not None:
-        try:
-            found, version = parse_sdist_filename(release.sdist.file)
-        except InvalidSdistFilename as error:
-            raise _Problem((*at, "sdist", "file"), str(error)) from None
-        if found != canonicalize_name(name) or str(version) != release.version or release.sdist.file.endswith(".zip"):
-            raise _Problem(
-                (*at, "sdist", "file"), f"expected the sdist of {name} {release.version}, found {release.sdist.file!r}"
-            )
+        _check_sdist_name(name, release.sdist.file, release.version, (*at, "sdist", "file"))
     _check_files(release.files, at)
     if release.use == "test":
+        if release.files and release.series is None:
+            raise _Problem((*at, "series"), "missing: expected the series that changes the files, or no files")
         if release.revision is not None or release.built is not None:
             raise _Problem((*at, "use"), "expected no revision and no built wheel for a release that only tests use")
     else:
@@ -479,6 +524,30 @@ def _check_release(name: str, release: Release, at: Location) -> None:
                 raise _Problem(
                     (*at, "files"), "missing: expected the files that are exchanged: run overlay lock update"
                 )
+
+
+def _check_companions(companions: tuple[Companion, ...], at: Location) -> None:
+    seen: set[tuple[str, str]] = set()
+    for position, one in enumerate(companions):
+        here = (*at, position)
+        if (one.project, one.version) in seen:
+            raise _Problem((*here, "version"), f"{one.project} {one.version} is pinned twice: keep one of the two")
+        seen.add((one.project, one.version))
+        if one.sdist is not None and one.wheels:
+            raise _Problem(
+                (*here, "sdist"), "expected an sdist or wheels, found both: keep the ones that are installed"
+            )
+        if one.sdist is not None:
+            _check_sdist_name(one.project, one.sdist.file, one.version, (*here, "sdist", "file"))
+        elif not one.wheels:
+            raise _Problem((*here, "wheels"), "missing: expected an sdist or wheels")
+        files: set[str] = set()
+        for number, wheel in enumerate(one.wheels):
+            there = (*here, "wheels", number, "file")
+            _check_wheel_name(one.project, wheel.file, one.version, there)
+            if wheel.file in files:
+                raise _Problem(there, f"{wheel.file} is named twice: keep one of the two")
+            files.add(wheel.file)
 
 
 def in_range(name: str, series: str, release: str) -> bool:
@@ -497,6 +566,15 @@ def _check_wheel_name(name: str, file: str, version: str, at: Location) -> None:
     spelled = file.startswith(f"{name}-{version}-")
     if found != canonicalize_name(name) or str(found_version) != version or build or not spelled:
         raise _Problem(at, f"expected the wheel of {name} {version}, found {file!r}")
+
+
+def _check_sdist_name(name: str, file: str, version: str, at: Location) -> None:
+    try:
+        found, found_version = parse_sdist_filename(file)
+    except InvalidSdistFilename as error:
+        raise _Problem(at, str(error)) from None
+    if found != canonicalize_name(name) or str(found_version) != version or file.endswith(".zip"):
+        raise _Problem(at, f"expected the sdist of {name} {version}, found {file!r}")
 
 
 def _check_files(files: tuple[Exchanged, ...], at: Location) -> None:

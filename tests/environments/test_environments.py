@@ -1,6 +1,8 @@
 """The environments that the pins files name, and the folders that are laid over them."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,7 +48,9 @@ def test_the_training_environments_differ_in_torch_alone() -> None:
 
 
 def test_an_unknown_name() -> None:
-    with pytest.raises(OverlayError, match=r"no environment 'nope': expected one of .*queue, test, .*train-2\.11,"):
+    with pytest.raises(
+        OverlayError, match=r"no environment 'nope': expected one of .*queue, te-2\.14, test, .*train-2\.11,"
+    ):
         environments.python("nope")
 
 
@@ -119,3 +123,23 @@ def test_what_a_killed_run_left_of_a_variant_is_removed(
 def test_a_wheel_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(OverlayError, match=r"none\.whl cannot be read \(No such file or directory\)"):
         environments.variant(tmp_path / "none.whl")
+
+
+def test_a_wheel_takes_the_place_of_what_is_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pins = tmp_path / "one.txt"
+    pins.write_text("# one package\ntiny==1.0\n", "utf-8")
+    monkeypatch.setattr(environments, "pins", lambda name: pins)
+    for name, value in {"CONFIG_FILE": os.devnull, "NO_INDEX": "1", "FIND_LINKS": str(tmp_path)}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    make_wheel(tmp_path, "1.0")
+    newer = make_wheel(tmp_path, "2.0")
+
+    def version(python: Path) -> str:
+        return subprocess.check_output([python, "-c", "import tiny; print(tiny.VERSION)"], text=True).strip()
+
+    assert [version(environments.python("one")), version(environments.python("one", newer))] == ["1.0", "2.0"]
+    capfd.readouterr()
+    assert version(environments.python("one", newer)) == "2.0"
+    assert capfd.readouterr().err == ""

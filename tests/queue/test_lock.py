@@ -13,6 +13,29 @@ from tests.sample import Sample
 FIRST = 'version = "1.0"\n'
 WHEEL = 'file = "demo-1.0-py3-none-any.whl"'
 
+COMPANIONS = f"""
+[[packages.plain.companions]]
+project = "native"
+version = "3.1"
+use = "test"
+wheels = [
+  {{ file = "native-3.1-py3-none-win_amd64.whl", size = 1, sha256 = "{"1" * 64}" }},
+  {{ file = "native-3.1-py3-none-any.whl", size = 2, sha256 = "{"2" * 64}" }},
+]
+
+[[packages.plain.companions]]
+project = "framework"
+version = "3.1"
+use = "test"
+sdist = {{ file = "framework-3.1.tar.gz", size = 3, sha256 = "{"3" * 64}" }}
+
+[[packages.plain.companions]]
+project = "framework"
+version = "3.2"
+use = "test"
+sdist = {{ file = "framework-3.2.tar.gz", size = 4, sha256 = "{"4" * 64}" }}
+"""
+
 
 @pytest.fixture
 def text(template: Sample) -> str:
@@ -272,6 +295,82 @@ def test_sdist_of_another_version(text: str) -> None:
     said = refused(text.replace(FIRST, f"{FIRST}{sdist}"))
     assert said.startswith("upstream.lock:16: packages.demo.releases[0].sdist.file: expected the sdist of demo 1.0")
     lock.parse(text.replace(FIRST, f"{FIRST}{sdist}".replace("1.2.tar", "1.0.tar")))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "there"),
+    [
+        pytest.param('"3.1"\nuse', '"3.1"\nurl = 1\nuse', "[0].url", "url = 1", id="unknown key"),
+        pytest.param("size = 1,", "size = 1, url = 1,", "[0].wheels[0].url", "size = 1,", id="unknown key of a wheel"),
+        pytest.param('use = "test"', 'use = "deliver"', "[0].use", 'use = "deliver"', id="to be delivered"),
+        pytest.param('use = "test"\n', "", "[0].use", "[[packages.plain.companions]]", id="no use"),
+        pytest.param('project = "native"', 'project = "Native"', "[0].project", '"Native"', id="name of a project"),
+        pytest.param('version = "3.1"', 'version = "v3.1"', "[0].version", '"v3.1"', id="version not in normal form"),
+        pytest.param('version = "3.2"', 'version = "3.1"', "[2].version", None, id="pinned twice"),
+        pytest.param("2" * 64, "2" * 63, "[0].wheels[1].sha256", "2" * 63, id="ill-formed hash"),
+        pytest.param("size = 1", "size = 0", "[0].wheels[0].size", "size = 0", id="empty wheel"),
+        pytest.param(
+            "native-3.1-py3", "native-3.2-py3", "[0].wheels[0].file", "-3.2-py3", id="wheel of another version"
+        ),
+        pytest.param("-win_amd64", "-any", "[0].wheels[1].file", None, id="wheel named twice"),
+        pytest.param("framework-3.1", "frame-3.1", "[1].sdist.file", "frame-3.1", id="sdist of another project"),
+        pytest.param(".tar.gz", ".zip", "[1].sdist.file", ".zip", id="sdist in another format"),
+    ],
+)
+def test_an_error_in_a_companion_names_the_key_and_the_line(
+    text: str, old: str, new: str, key: str, there: str | None
+) -> None:
+    assert old in COMPANIONS
+    broken = COMPANIONS.replace(old, new, 1)
+    said = refused(text + broken)
+    assert f"packages.plain.companions{key}: " in said
+    if there is not None:
+        number = text.count("\n") + line_of(broken, there)
+        assert said.startswith(f"upstream.lock:{number}: packages.plain.companions{key}: ")
+
+
+def test_a_key_twice_in_a_companion(text: str) -> None:
+    doubled = text + COMPANIONS.replace('use = "test"\n', 'use = "test"\nuse = "test"\n', 1)
+    assert refused(doubled).startswith(f"upstream.lock: line {text.count(chr(10)) + 6}: use: a key or table that is")
+
+
+def test_a_companion_is_an_sdist_or_wheels(text: str) -> None:
+    wheels = 'wheels = [{ file = "framework-3.2-py3-none-any.whl", size = 1, sha256 = "%s" }]\n' % ("5" * 64)
+    assert "companions[2].sdist: expected an sdist or wheels, found both" in refused(text + COMPANIONS + wheels)
+    without = COMPANIONS[: COMPANIONS.rindex("sdist = ")]
+    assert "companions[2].wheels: missing: expected an sdist or wheels" in refused(text + without)
+
+
+def test_a_companion_is_found_by_its_name_and_version(text: str) -> None:
+    package = lock.parse(text + COMPANIONS).packages["plain"]
+    assert package.companion("Framework", "3.2").artefact.size == 4
+    assert package.companion("native").artefact.size == 2, "the wheel that this machine takes"
+    for wanted in (("framework",), ("framework", "3.3"), ("other",)):
+        with pytest.raises(OverlayError) as caught:
+            package.companion(*wanted)
+        listed = "native==3.1, " * (wanted == ("other",)) + "framework==3.1, framework==3.2"
+        assert str(caught.value) == (
+            f"expected one companion {'=='.join(wanted)} in upstream.lock, found {listed}: name one of these, or pin it"
+        )
+
+
+def test_a_companion_without_a_wheel_for_this_machine(text: str) -> None:
+    package = lock.parse(text + COMPANIONS.replace("none-any", "none-win_arm64")).packages["plain"]
+    with pytest.raises(
+        OverlayError, match=r"^expected a wheel of native 3\.1 for this machine, found native-3\.1-py3-"
+    ):
+        _ = package.companion("native").artefact
+
+
+def test_a_release_for_tests_needs_no_series(text: str) -> None:
+    last = text.rindex('series = "demo-1.0-1.1"\n')
+    without = text[:last] + text[last:].replace('series = "demo-1.0-1.1"\n', "", 1)
+    said = refused(without)
+    assert said.startswith(f"upstream.lock:{line_of(without, '# Only for the tests') + 1}: ")
+    assert "packages.demo.releases[1].series: missing: expected the series that changes the files" in said
+    at = without.index("files = [", last)
+    bare = without[:at] + without[without.index("]\n", at) + 2 :]
+    assert lock.parse(bare).packages["demo"].releases[1].series is None
 
 
 def test_bytes_that_are_no_text(sample: Sample) -> None:

@@ -1,7 +1,8 @@
 """What TransformerEngine's fusible operations do to the caller's tensors, without its native library.
 
 `python fuser_worker.py RESULT.json` runs the fuser and the operations of the transformer_engine on the path. Only what
-these import besides has stand-ins: the state of FP8, which is off here, and quantised tensors, of which there are none.
+these import besides has stand-ins: the state of FP8, which is off here, quantised tensors, of which there are none, and
+fused kernels, which take the place of none of these operations.
 """
 
 import importlib
@@ -22,6 +23,18 @@ class NoFP8:
 
     is_fp8_enabled = fp8_graph_capturing = is_first_fp8_module = staticmethod(lambda: False)
     get_fp8_recipe = get_fp8_group = staticmethod(lambda: None)
+
+
+def restored(context: Any) -> tuple[Tensor, ...]:
+    """What 2.15 and later have in the place of `restore_from_saved`."""
+    return context.saved_tensors
+
+
+def unfused(name: str) -> Callable[..., list[Any]]:
+    """What 2.12 imports from `ops.fused` by name; later releases register it with the fuser."""
+    if not name.startswith("fuse_"):
+        raise AttributeError(name)
+    return lambda operations, *_: operations
 
 
 def stand_in(name: str, **contents: Any) -> None:
@@ -52,6 +65,7 @@ def load_operations() -> None:
         Recipe=recipe.Recipe,
         DelayedScaling=recipe.DelayedScaling,
         RecipeState=object,
+        QuantizerRole=object,
         autocast=None,
     )
     stand_in("transformer_engine.pytorch.tensor", Quantizer=object)
@@ -59,7 +73,9 @@ def load_operations() -> None:
         "transformer_engine.pytorch.quantized_tensor",
         prepare_for_saving=lambda *tensors: (tensors, [None] * len(tensors)),
         restore_from_saved=lambda objects, tensors: tensors,
+        restore_from_func_ctx=restored,
     )
+    stand_in("transformer_engine.pytorch.ops.fused", __getattr__=unfused)
 
 
 def operation(name: str, module: str, *arguments: Any) -> Callable[[], nn.Module]:

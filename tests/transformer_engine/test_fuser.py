@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from tests.transformer_engine.releases import DELIVERED, MENDED
 from tests.variants import Variant, run
 
 WORKER = Path(__file__).with_name("fuser_worker.py")
-RELEASE = "2.13.0"
 PASSED_THROUGH = ("Identity", "MakeExtraOutput")
 """The operations whose output is their input: a pipeline that begins with one hands the caller's tensor on."""
 
@@ -18,19 +18,29 @@ NON_LEAVES = {"non-leaf", "view of a leaf"}
 Results = list[dict[str, Any]]
 
 
-def results(kind: Any) -> Results:
-    found: Results = run(WORKER, variant=Variant(kind, RELEASE, "transformer_engine"))
+def results(kind: Any, release: str) -> Results:
+    found: Results = run(WORKER, variant=Variant(kind, release, "transformer_engine"))
     return found
 
 
-@pytest.fixture(scope="module")
-def patched() -> Results:
-    return results("patched")
+@pytest.fixture(scope="module", params=DELIVERED)
+def release(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def stock() -> Results:
-    return results("stock")
+def patched(release: str) -> Results:
+    return results("patched", release)
+
+
+@pytest.fixture(scope="module")
+def stock(release: str) -> Results:
+    return results("stock", release)
+
+
+@pytest.fixture(scope="module")
+def mended() -> Results:
+    return results("stock", MENDED)
 
 
 def name(result: dict[str, Any]) -> tuple[str, str]:
@@ -56,6 +66,10 @@ def test_no_tensor_of_the_caller_is_changed_under_no_grad(patched: Results) -> N
 def test_outputs_under_no_grad_are_those_with_gradients(patched: Results) -> None:
     with_gradients = {name(result): result["outputs"] for result in patched if result["gradients"]}
     assert {name(result): result["outputs"] for result in without_gradients(patched)} == with_gradients
+
+
+def test_under_no_grad_everything_is_as_with_upstreams_own_fix(patched: Results, mended: Results) -> None:
+    assert without_gradients(patched) == without_gradients(mended)
 
 
 def test_with_gradients_enabled_everything_is_as_on_stock(patched: Results, stock: Results) -> None:

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.transformer_engine.releases import DELIVERED
 from tests.variants import Variant, installed, run
 
 WORKER = Path(__file__).with_name("versions_worker.py")
-STOCK = Variant("stock", "2.13.0", "transformer_engine")
-PATCHED = Variant("patched", "2.13.0", "transformer_engine")
 NO_LIBRARY = "FileNotFoundError: Could not find shared object file for Transformer Engine torch lib."
 """What the framework's check ends with where the versions agree and the native library is not there."""
 
@@ -25,24 +24,40 @@ def check(folder: Path, metadata: Variant, code: Variant, core: str, framework: 
     return found["package"], found["framework"]
 
 
-def test_the_patched_wheel_goes_with_the_native_packages_of_its_release(tmp_path: Path) -> None:
-    assert check(tmp_path, PATCHED, PATCHED, "2.13.0", "2.13.0") == ("passed", NO_LIBRARY)
+def builds(release: str) -> tuple[Variant, Variant]:
+    return Variant("stock", release, "transformer_engine"), Variant("patched", release, "transformer_engine")
 
 
-@pytest.mark.parametrize(("core", "framework"), [("2.14.0", "2.13.0"), ("2.13.0", "2.14.0"), ("2.14.0", "2.14.0")])
+def other(release: str) -> str:
+    """A release whose native packages do not belong to this one."""
+    return "2.14.0" if release == "2.13.0" else "2.13.0"
+
+
+@pytest.mark.parametrize("release", DELIVERED)
+def test_the_patched_wheel_goes_with_the_native_packages_of_its_release(tmp_path: Path, release: str) -> None:
+    _, patched = builds(release)
+    assert check(tmp_path, patched, patched, release, release) == ("passed", NO_LIBRARY)
+
+
+@pytest.mark.parametrize("release", DELIVERED)
+@pytest.mark.parametrize(("core_fits", "framework_fits"), [(False, True), (True, False), (False, False)])
 def test_packages_that_do_not_belong_together_fail_with_upstreams_message(
-    tmp_path: Path, core: str, framework: str
+    tmp_path: Path, release: str, core_fits: bool, framework_fits: bool
 ) -> None:
-    ours = check(tmp_path, PATCHED, PATCHED, core, framework)
-    theirs = check(tmp_path, PATCHED, STOCK, core, framework)
-    assert ours[0] == (theirs[0] if core != "2.13.0" else "passed")
+    stock, patched = builds(release)
+    core, framework = (release if fits else other(release) for fits in (core_fits, framework_fits))
+    ours = check(tmp_path, patched, patched, core, framework)
+    theirs = check(tmp_path, patched, stock, core, framework)
+    assert ours[0] == ("passed" if core_fits else theirs[0])
     assert ours[1] == theirs[1]
     assert ours[1].startswith(MISMATCH)
-    assert "v2.14.0" in ours[1]
+    assert f"v{other(release)}" in ours[1]
 
 
-def test_stock_refuses_a_local_version(tmp_path: Path) -> None:
-    assert check(tmp_path, STOCK, STOCK, "2.13.0", "2.13.0") == ("passed", NO_LIBRARY)
-    for said in check(tmp_path, PATCHED, STOCK, "2.13.0", "2.13.0"):
+@pytest.mark.parametrize("release", DELIVERED)
+def test_stock_refuses_a_local_version(tmp_path: Path, release: str) -> None:
+    stock, patched = builds(release)
+    assert check(tmp_path, stock, stock, release, release) == ("passed", NO_LIBRARY)
+    for said in check(tmp_path, patched, stock, release, release):
         assert said.startswith(MISMATCH)
         assert "+overlay." in said

@@ -82,8 +82,7 @@ def run(variant: Variant, only: Sequence[str] = (), variables: dict[str, str] | 
         code, outcomes = session.run(
             folder,
             ["-q", "--disable-warnings", "--tb=short", "--timeout=300", *tests],
-            [build, folder],
-            variables=variables,
+            session.transformers(build, folder, variables=variables),
             timeout=TIMEOUT,
         )
         said = Path(scratch, "output.txt").read_text("utf-8", "replace")[-4000:]

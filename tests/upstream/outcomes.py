@@ -21,7 +21,7 @@ class Outcomes:
         said: the end of the report of each that failed.
         finished: how many tests have ended, without their subtests.
         collected: how many tests there are to run, 0 as long as that is not known.
-        transformers: the version that was tested, "" as long as that is not known.
+        version: what was tested, "" as long as that is not known.
         path: where that was imported from.
     """
 
@@ -29,7 +29,7 @@ class Outcomes:
     said: dict[str, str] = field(default_factory=dict)
     finished: int = 0
     collected: int = 0
-    transformers: str = ""
+    version: str = ""
     path: str = ""
 
     @classmethod
@@ -44,7 +44,7 @@ class Outcomes:
             if not text.endswith("\n"):
                 break
             line = json.loads(text)
-            outcomes.transformers = line.get("transformers", outcomes.transformers)
+            outcomes.version = line.get("version", outcomes.version)
             outcomes.path = line.get("path", outcomes.path)
             outcomes.collected = line.get("collected", outcomes.collected)
             if "test" not in line:

@@ -1,6 +1,7 @@
 """A plugin of pytest that writes one line of JSON for each outcome, as it comes, to the file in `$OVERLAY_OUTCOMES`.
 
-It is copied to where upstream's tests run and imports nothing but pytest. With pytest-xdist the controller writes.
+It is copied to where upstream's tests run and imports nothing but pytest and the package under test, which
+`$OVERLAY_PACKAGE` names. With pytest-xdist the controller writes.
 """
 
 import importlib
@@ -24,12 +25,14 @@ def pytest_configure(config: pytest.Config) -> None:
 class Recorder:
     def __init__(self, file: Path) -> None:
         self.file = file
-        transformers = importlib.import_module("transformers")
-        self.write(transformers=transformers.__version__, path=str(transformers.__file__))
 
     def write(self, **line: object) -> None:
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
+
+    def pytest_sessionstart(self) -> None:
+        package = importlib.import_module(os.environ["OVERLAY_PACKAGE"])
+        self.write(version=package.__version__, path=str(package.__file__))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if session.items:

@@ -1,4 +1,4 @@
-"""One run of pytest in the environment of upstream's tests, with one build of transformers."""
+"""One run of pytest on upstream's tests, in the environment of a build of their package."""
 
 import contextlib
 import os
@@ -7,12 +7,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlay import environments
 from tests.upstream.outcomes import Outcomes
 
-ENVIRONMENT = "upstream-2.13"
 RECORDER = Path(__file__).with_name("recorder.py")
 POLL = 0.5  # seconds
 
@@ -20,12 +20,35 @@ CLEAN = (0, 1)
 """Exit statuses of a run of pytest that came to its end: all passed, some failed."""
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What tests run with.
+
+    Attributes:
+        package: the name by which the package under test is imported.
+        interpreter: of an environment with pytest.
+        paths: what comes first on `PYTHONPATH`; the package has to come from the first of them.
+        variables: more of the environment's variables.
+        plugins: more plugins of pytest, each a file that imports nothing of this project.
+    """
+
+    package: str
+    interpreter: Path
+    paths: Sequence[Path]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    plugins: Sequence[Path] = ()
+
+
+def transformers(*paths: Path, variables: Mapping[str, str] | None = None) -> Setup:
+    """That of the tests of transformers, with a build of it on a path."""
+    return Setup("transformers", environments.python("upstream-2.13"), paths, variables or {})
+
+
 def run(
     folder: Path,
     arguments: Sequence[str],
-    paths: Sequence[Path],
+    setup: Setup,
     *,
-    variables: Mapping[str, str] | None = None,
     timeout: float = float("inf"),
     watch: Callable[[Outcomes], None] = lambda outcomes: None,
 ) -> tuple[int | None, Outcomes]:
@@ -33,8 +56,6 @@ def run(
 
     Args:
         folder: where it runs. What it writes, temporary files too, goes into its parent, which has nothing else.
-        paths: what comes first on `PYTHONPATH`; the folder with the build of transformers among them.
-        variables: more of its environment.
         timeout: seconds.
         watch: is told what is known, several times a second.
 
@@ -44,22 +65,25 @@ def run(
     plugins, temporary = beside / "plugins", beside / "tmp"
     plugins.mkdir()
     temporary.mkdir()
-    shutil.copy(RECORDER, plugins / "overlay_recorder.py")
+    named = []
+    for plugin in (RECORDER, *setup.plugins):
+        shutil.copy(plugin, plugins / f"overlay_{plugin.name}")
+        named += ["-p", f"overlay_{plugin.stem}"]
     file = beside / "outcomes.jsonl"
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, (*paths, plugins))),
+        "PYTHONPATH": os.pathsep.join(map(str, (*setup.paths, plugins))),
         "OVERLAY_OUTCOMES": str(file),
+        "OVERLAY_PACKAGE": setup.package,
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(beside / "huggingface"),
         "TMPDIR": str(temporary),
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        **(variables or {}),
+        **setup.variables,
     }
     environment.pop("PYTEST_ADDOPTS", None)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # half of the time to import transformers
-    interpreter = environments.python(ENVIRONMENT)
-    command = [str(interpreter), "-m", "pytest", "-p", "overlay_recorder", "-p", "no:cacheprovider", *arguments]
+    command = [str(setup.interpreter), "-m", "pytest", *named, "-p", "no:cacheprovider", *arguments]
     end = time.monotonic() + timeout
     with _group(command, folder, environment, beside / "output.txt") as process:
         while process.poll() is None and time.monotonic() < end:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.test_processes import alive
-from tests.upstream import compare
+from tests.upstream import compare, comparison
 from tests.upstream.outcomes import Difference, Outcomes
 from tests.variants import ROOT, STOCK, installed
 
@@ -177,7 +177,7 @@ def test_outcomes_are_read_while_they_are_written(tmp_path: Path) -> None:
     file = tmp_path / "outcomes.jsonl"
     assert Outcomes.read(file) == Outcomes()
     lines = [
-        '{"transformers": "5.14.1", "path": "/x"}',
+        '{"version": "5.14.1", "path": "/x"}',
         '{"collected": 2}',
         '{"test": "a", "outcome": "passed", "subtest": false, "said": ""}',
         '{"test": "a", "outcome": "failed", "subtest": false, "said": "in teardown"}',
@@ -187,7 +187,7 @@ def test_outcomes_are_read_while_they_are_written(tmp_path: Path) -> None:
     ]
     file.write_text("\n".join(lines), "utf-8")
     outcomes = Outcomes.read(file)
-    assert (outcomes.transformers, outcomes.path, outcomes.collected, outcomes.finished) == ("5.14.1", "/x", 2, 1)
+    assert (outcomes.version, outcomes.path, outcomes.collected, outcomes.finished) == ("5.14.1", "/x", 2, 1)
     assert outcomes.tests == {"a": "failed", "b [p]": "passed", "b [p] #2": "failed"}
     assert outcomes.said == {"a": "in teardown", "b [p] #2": "why"}
     assert str(outcomes) == "1 passed, 2 failed"
@@ -200,7 +200,7 @@ def test_what_is_missing_is_lost() -> None:
     patched = Outcomes(tests={"new": "passed", "same": "failed", "skip": "failed", "kept": "passed", "x": "xfailed"})
     difference = Difference.between(stock, patched)
     assert difference == Difference(lost=["gone", "x"], gained=["new"], failing=["same"], other=["skip"])
-    assert compare.report(stock, patched, difference).splitlines() == [
+    assert comparison.report(stock, patched, difference).splitlines() == [
         "1 fail on both:",
         "  same",
         "1 differ otherwise:",

@@ -34,7 +34,7 @@ def test_there_are_families_of_every_kind() -> None:
 @pytest.mark.parametrize("variant", STOCK, ids=str)
 def test_stock_passes_every_test_that_is_run(runs: Runs, variant: Variant) -> None:
     outcomes = runs[variant]
-    assert outcomes.transformers == variant.release
+    assert outcomes.version == variant.release
     assert set(outcomes.counts()) == {"passed"}, {name: outcomes.said.get(name) for name in outcomes.having("failed")}
     assert set(outcomes.tests) == expected(variant.release)
 
@@ -52,7 +52,7 @@ def expected(release: str) -> set[str]:
 @pytest.mark.parametrize("release", PINNED)
 def test_patched_passes_what_stock_passes(runs: Runs, release: str) -> None:
     stock, patched = (runs[Variant(kind, release)] for kind in ("stock", "patched"))
-    assert patched.transformers.startswith(f"{release}+overlay.")
+    assert patched.version.startswith(f"{release}+overlay.")
     assert Difference.between(stock, patched) == Difference(lost=[], gained=[], failing=[], other=[]), patched.said
 
 
