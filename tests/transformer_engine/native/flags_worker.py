@@ -378,7 +378,7 @@ def calls() -> Iterator[Scenario]:
         for kind, extra, frozen, mode in product(KINDS, extras, trained, MODES):
             if pipeline in TRIPLES and (kind not in SOME or extra != "alike" or mode not in ("grad", "no_grad")):
                 continue
-            if pipeline not in SINGLE and kind not in SOME and (extra != "alike" or mode not in MAIN_MODES):
+            if pipeline not in SINGLE and kind not in SOME and (extra != "alike" or frozen or mode not in MAIN_MODES):
                 continue
             if not (written_to(members, kind, extra) or reshaped(members, extra) or other_dtype(members, kind)):
                 yield Scenario(pipeline, kind, extra, frozen, mode)
@@ -520,13 +520,11 @@ def backward(outputs: tuple[Tensor, ...], given: Given) -> dict[str, Any]:
     if differentiable:
         seeds = [values(tuple(output.shape), 9 + i).to(output.dtype) for i, output in enumerate(differentiable)]
         torch.autograd.backward(differentiable, seeds)
-    return {
-        name: [
-            raw(tensor),
-            raw(tensor.grad) if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None else None,
-        ]
-        for name, tensor in given.tensors.items()
-    }
+    found = {}
+    for name, tensor in given.tensors.items():
+        gradient = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+        found[name] = [raw(tensor), None if gradient is None else raw(gradient)]
+    return found
 
 
 def called(scenario: Scenario) -> dict[str, Any]:
@@ -572,15 +570,11 @@ def digest(found: Any) -> str:
 
 
 def brief(found: dict[str, Any]) -> dict[str, Any]:
-    """What a call did, in few bytes: the error and the names of what changed, the rest in digests."""
-    return {
-        name: what
-        if name in ("error", "same")
-        else sorted(f"{tensor}: {aspect}" for tensor, aspects in what.items() for aspect in aspects)
-        if name == "changed"
-        else digest(what)
-        for name, what in found.items()
-    }
+    """What a call did, in few bytes: the error, which outputs are the caller's own tensors and what changed of these;
+    the rest in digests."""
+    plain = {name: found[name] for name in ("error", "same") if name in found}
+    changed = sorted(f"{tensor}: {aspect}" for tensor, aspects in found["changed"].items() for aspect in aspects)
+    return {name: digest(what) for name, what in found.items()} | plain | {"changed": changed}
 
 
 def without_the_fuser(tensor: Tensor) -> str:

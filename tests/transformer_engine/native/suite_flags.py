@@ -21,7 +21,6 @@ PASSED_THROUGH = (
     "Quantize",
     "AllReduce",
     "nn.Identity",
-    "Reset",
 )
 """What hands its input on: `Dropout` in eval mode, `Quantize` without FP8, `AllReduce` within one process too."""
 EXTRA_OUTPUT = ("MakeExtraOutput", "Output")
@@ -114,6 +113,8 @@ def aspects(changed: Iterable[str]) -> set[str]:
 @pytest.fixture(scope="module")
 def results(release: str) -> dict[str, Results]:
     builds = {"stock": stack.stock(release), "patched": stack.patched(release)}
+    for build in builds.values():
+        stack.installed(build)
     with ThreadPoolExecutor() as pool:
         runs = {name: pool.submit(stack.run, WORKER, variant=build, timeout=900) for name, build in builds.items()}
     return {name: Results(run.result()) for name, run in runs.items()}
