@@ -136,6 +136,9 @@ def expected(command: str, clone: Clone) -> str:
         pinned = re.search(rf"^{named[2]}==(\S+)", constraints, re.MULTILINE)
         assert pinned is not None
         return f"{named[2]}=={pinned[1]}\n"
+    stock = re.search(r" (\S+)===(\S+)$", command)
+    if stock is not None:
+        return f"{stock[1]}=={stock[2]}\n"
     return f"+overlay.g{clone.commit[:12]}" if "dist-commit" in command else "transformers==5.14.1\n"
 
 

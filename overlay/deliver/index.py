@@ -2,7 +2,7 @@
 core metadata)."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
@@ -65,27 +65,31 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-def constraints(products: Iterable[Product], head: str) -> str:
+def constraints(products: Sequence[Product], head: str) -> str:
     """A constraints file for pip and uv, that begins with `head`: each wheel's exact local version and its hash.
 
     The hash is a comment, because pip asks for the hash of everything as soon as one line has one (its hash-checking
     mode), and then installs nothing that the wheel depends on. Download links on the index have the hash in any case.
     A constraints file can name one version of a project, so where several were built, the first is active and the
     others are comments.
+
+    Args:
+        products: at least one; the first line says how to install the first one's project.
     """
     rows = [
-        f"{head}: pip install --find-links . --constraint constraints.txt transformers",
+        f"{head}: pip install --find-links . --constraint constraints.txt {products[0].project}",
         "# With a hash, pip wants one for every package. If your requirements file has them all, put the line there,"
         " and take out the '# ' before --hash.",
     ]
-    active: set[str] = set()
+    listed: dict[str, list[str]] = {}
     for product in products:
         row = f"{product.project}=={product.version}  # --hash=sha256:{product.sha256}"
-        if product.project in active:
+        listed.setdefault(product.project, []).append(row)
+    for project, (active, *others) in listed.items():
+        rows.append(active)
+        if others:
             rows.append(
-                f"# One version of {product.project} can be active; for this one, move the '# ' to the other line:"
+                f"# One version of {project} can be active; for another, move the '# ' from its line to the active one:"
             )
-            row = f"# {row}"
-        active.add(product.project)
-        rows.append(row)
+        rows += [f"# {row}" for row in others]
     return "\n".join(rows) + "\n"

@@ -7,7 +7,10 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from email.parser import BytesHeaderParser
 from pathlib import Path
+
+from packaging.utils import canonicalize_name
 
 from overlay.deliver import output, record
 from overlay.deliver.apply import check_target
@@ -20,12 +23,17 @@ _COMPILED = "__pycache__"
 """The folder of what Python has compiled (PEP 3147)."""
 
 
+class _Present(Exception):
+    """The copy is there: another run has made it since this one looked."""
+
+
 def from_tree(lock: Lock, root: Path, tree: Path, out: Path) -> None:
     """Writes a copy of a package tree in which the files that the overlay exchanges are patched.
 
     Modes, times and symbolic links are kept. The RECORD of an installed package or unpacked wheel (PEP 376) names the
     new hashes, and what Python had compiled of the old files (PEP 3147) is left out. Where other packages are installed
-    beside it, only those that are patched are copied, with their metadata.
+    beside it, only those that are patched are copied, with the metadata whose RECORD lists the files or, where none
+    does, that of the project's name.
 
     Args:
         lock: the pins.
@@ -40,27 +48,33 @@ def from_tree(lock: Lock, root: Path, tree: Path, out: Path) -> None:
     check_target(out, root)
     matches = package_tree.match(lock, root / "patches", tree)
     files = {one.package.place(image.path): image.after for one in matches for image in one.images}
-    copy = _Copy.of(tree, [one.package.folder for one in matches], files)
-    other = copy.difference(out) if out.is_dir() and any(out.iterdir()) else None
-    if other is not None:
-        raise OverlayError(
-            f"{out}: expected a folder that is empty or not there, or this very copy, found something else ({other}): "
-            "remove it, or name another with --out"
-        )
+    copy = _Copy.of(tree, [one.package for one in matches], files)
     for one in matches:
         say(
             f"{tree / one.package.folder}: the files of {one.package.project} {', '.join(one.labels)}, "
             f"{one.pin.series.name} fits; no lock names this tree, so its copy is for you alone"
         )
-    if out.is_dir() and any(out.iterdir()):
+    if not _written(copy, out):
         say(f"{out} is this copy already")
         return
-    with output.replaced(out, lambda _: False) as staging:
-        copy.write(staging)
     for path in files:
         say(f"patched {out / path}")
     only = "" if copy.parts is None else f", with {', '.join(sorted(map(str, copy.parts)))} alone"
     say(f"wrote {out}{only}")
+
+
+def _written(copy: "_Copy", out: Path) -> bool:
+    """Writes the copy to `out`; False where it is there, which is asked again under the lock: two may run at once."""
+    if copy.is_at(out):
+        return False
+    try:
+        with output.replaced(out, lambda _: False) as staging:
+            if copy.is_at(out):
+                raise _Present
+            copy.write(staging)
+    except _Present:
+        return False
+    return True
 
 
 def _check_places(tree: Path, out: Path) -> None:
@@ -87,18 +101,23 @@ class _Copy:
     parts: frozenset[Path] | None
 
     @classmethod
-    def of(cls, tree: Path, folders: Iterable[Path], files: Mapping[Path, bytes]) -> "_Copy":
-        """The copy in which `files` are exchanged, which belong to the packages in `folders`."""
+    def of(cls, tree: Path, packages: Iterable[package_tree.Unpacked], files: Mapping[Path, bytes]) -> "_Copy":
+        """The copy in which `files` are exchanged, which belong to `packages`."""
         records: dict[Path, bytes] = {}
         parts: set[Path] = set()
-        alone = False
-        for folder in folders:
-            place, listed = _metadata(tree, folder)
-            updated = {name: new for name in listed if (new := _updated_record(tree, name, files)) is not None}
-            records |= {name / "RECORD": new for name, new in updated.items()}
-            alone = alone or len(updated) == len(listed)
-            parts |= {place / folder.relative_to(place).parts[0] if listed else folder, *updated}
-        return cls(tree, {**files, **records}, None if alone else frozenset(parts))
+        whole = False
+        for package in packages:
+            project, folder = canonicalize_name(package.project), package.folder
+            place, installed = _installed(tree, folder)
+            updated = {one: new for one in installed if (new := _updated_record(tree, one, project, files)) is not None}
+            records |= {one / "RECORD": new for one, new in updated.items()}
+            own = list(updated) or [one for one in installed if _project(tree / one) == project]
+            beside = own or any(
+                folder in path.parents for one in installed for path, _ in _rows(tree, one, project, [folder])
+            )
+            whole = whole or not beside or len(own) == len(installed)
+            parts |= {place.joinpath(*folder.relative_to(place).parts[:1]), *own}
+        return cls(tree, {**files, **records}, None if whole else frozenset(parts))
 
     def write(self, target: Path) -> None:
         """Writes it into the empty folder `target`.
@@ -127,6 +146,22 @@ class _Copy:
                 )
         for source, copy in reversed(folders):  # last: a folder that is read-only takes no files
             shutil.copystat(source, copy)
+
+    def is_at(self, out: Path) -> bool:
+        """Whether `out` is this copy; False where it is empty or not there.
+
+        Raises:
+            OverlayError: it holds something else.
+        """
+        if not out.is_dir() or not any(out.iterdir()):
+            return False
+        other = self.difference(out)
+        if other is not None:
+            raise OverlayError(
+                f"{out}: expected a folder that is empty or not there, or this very copy, found something else "
+                f"({other}): remove it, or name another with --out"
+            )
+        return True
 
     def difference(self, other: Path) -> Path | None:
         """A path at which `other` is not this copy. What Python has compiled there since is not looked at."""
@@ -177,25 +212,56 @@ def _is_stale(path: Path, files: Iterable[Path]) -> bool:
     )
 
 
-def _metadata(tree: Path, folder: Path) -> tuple[Path, list[Path]]:
-    """The nearest folder around a package that has `.dist-info` folders (PEP 376), and these."""
+def _installed(tree: Path, folder: Path) -> tuple[Path, list[Path]]:
+    """The nearest folder around a package that has metadata of installed packages in it, and these.
+
+    They are `.dist-info` folders (PEP 376), and `.egg-info` folders and files that have a version in their name: one
+    without is what setuptools leaves in sources.
+    """
     for place in folder.parents:
-        names = sorted(path.name for path in (tree / place).glob("*.dist-info") if path.is_dir())
-        if names:
-            return place, [place / name for name in names]
+        found = [path for path in (tree / place).glob("*.dist-info") if path.is_dir()]
+        found += (tree / place).glob("*-*.egg-info")
+        if found:
+            return place, sorted(place / path.name for path in found)
     return Path(), []
 
 
-def _updated_record(tree: Path, metadata: Path, files: Mapping[Path, bytes]) -> bytes | None:
-    """The RECORD in the `.dist-info` folder `metadata` with the hashes of `files`; None where it lists none of them."""
+def _project(metadata: Path) -> str:
+    """The canonical name (PEP 503) of the project that metadata is of: as it says, or as it is named."""
+    for file in (metadata / "METADATA", metadata / "PKG-INFO", metadata):
+        if file.is_file() and (name := BytesHeaderParser().parsebytes(file.read_bytes())["Name"]):
+            return canonicalize_name(str(name).strip())
+    return canonicalize_name(metadata.name.partition("-")[0])
+
+
+def _rows(tree: Path, metadata: Path, project: str, wanted: Iterable[Path]) -> list[tuple[Path, list[str]]]:
+    """The rows of the RECORD in `metadata`, each with its path in the tree.
+
+    No rows where it does not name any of `wanted`, as most of what is installed beside a package, or where it
+    cannot be parsed and is not of `project`.
+
+    Raises:
+        OverlayError: the RECORD of `project` cannot be parsed.
+    """
     listing = tree / metadata / "RECORD"
     content = listing.read_bytes() if listing.is_file() else b""
-    if not any(os.fsencode(path.name) in content for path in files):
-        return None  # so it is with most of what is installed beside the package
-    rows = [(Path(os.path.normpath(metadata.parent / row[0])), row) for row in record.parse(content, str(metadata))]
+    if not any(os.fsencode(path.name) in content for path in wanted):
+        return []
+    try:
+        rows = record.parse(content, str(metadata))
+    except OverlayError:
+        if _project(tree / metadata) == project:
+            raise
+        return []
+    return [(Path(os.path.normpath(metadata.parent / row[0])), row) for row in rows]
+
+
+def _updated_record(tree: Path, metadata: Path, project: str, files: Mapping[Path, bytes]) -> bytes | None:
+    """The RECORD in `metadata` with the hashes of `files`; None where it lists none of them."""
+    rows = _rows(tree, metadata, project, files)
     if not any(path in files for path, _ in rows):
         return None
     return record.write(
         (record.row(row[0], files[path]) if path in files else row for path, row in rows if not _is_stale(path, files)),
-        "\r\n" if b"\r\n" in content else "\n",
+        "\r\n" if b"\r\n" in (tree / metadata / "RECORD").read_bytes() else "\n",
     )

@@ -40,7 +40,7 @@ def from_git(
         out: where the wheel goes; nothing else there changes.
         any_commit: also where HEAD is not the commit that is pinned.
         metadata_from: a wheel, or a pinned `name==version`, whose metadata the new wheel gets; by default that of the
-            nearest pinned release.
+            nearest pinned release: by the version of the tree, or by its files where they do not say one.
         run_upstream_build: build by upstream's own build instead, which runs upstream's code, in an isolated
             environment.
 
@@ -65,12 +65,13 @@ def from_git(
     if head.changed([package.prefix + project]):
         say(f"{folder}: changes that are not committed are left out")
     say(f"{project} at {head.commit[:12]}: {queue.name} fits; no lock names this tree, so its wheel is for you alone")
-    tree = head.files(f"{package.prefix}{project}") | {package.prefix + image.path: image.after for image in made}
+    committed = head.files(f"{package.prefix}{project}")
+    tree = committed | {package.prefix + image.path: image.after for image in made}
     if run_upstream_build:
         wheel = _built(head, tree)
     else:
         wheel = with_tree(
-            _nearest(lock, project, package, tree, metadata_from),
+            _nearest(lock, project, package, queue.name, committed, metadata_from),
             {path.removeprefix(package.prefix): tree[path] for path in tree},
         )
     version = _version(package, tree) or wheel.version
@@ -115,8 +116,16 @@ def _version(package: Package, tree: Mapping[str, bytes]) -> str | None:
         ) from None
 
 
-def _nearest(lock: Lock, project: str, package: Package, tree: Mapping[str, bytes], named: str | None) -> Wheel:
-    """The wheel that the metadata comes from."""
+def _nearest(
+    lock: Lock, project: str, package: Package, queue: str, tree: Mapping[str, bytes], named: str | None
+) -> Wheel:
+    """The wheel that the metadata comes from.
+
+    Args:
+        queue: the series that fits.
+        tree: what is committed, before the series.
+        named: a wheel or `name==version`.
+    """
     if named is not None and "==" not in named:
         file = Path(named)
         try:
@@ -133,11 +142,28 @@ def _nearest(lock: Lock, project: str, package: Package, tree: Mapping[str, byte
             raise OverlayError(f"--metadata-from: expected a release of {project}, found {named}: name one of it")
     else:
         wanted = _version(package, tree)
+        if wanted is None:
+            return _most_alike(project, package, queue, tree)
         ordered = sorted(package.releases, key=lambda release: Version(release.version))
-        older = [release for release in ordered if wanted is not None and Version(release.version) <= Version(wanted)]
+        older = [release for release in ordered if Version(release.version) <= Version(wanted)]
         release = older[-1] if older else ordered[0]
     say(f"metadata comes from {release.wheel.file}")
     return Wheel.read(source.read(project, release.wheel), release.wheel.file)
+
+
+def _most_alike(project: str, package: Package, queue: str, tree: Mapping[str, bytes]) -> Wheel:
+    """The wheel with the most files as in the tree, of the pinned releases that have the series; of equals the
+    latest."""
+    releases = [release for release in package.releases if release.series == queue] or package.releases
+    wheels = [Wheel.read(source.read(project, release.wheel), release.wheel.file) for release in releases]
+
+    def alike(wheel: Wheel) -> tuple[int, Version]:
+        same = sum(tree.get(package.prefix + member.name) == member.content() for member in wheel.members)
+        return same, Version(wheel.version)
+
+    wheel = max(wheels, key=alike)
+    say(f"metadata comes from {wheel.name}, whose files are most like those of the tree; --metadata-from names another")
+    return wheel
 
 
 def _built(head: Checkout, tree: Mapping[str, bytes]) -> Wheel:

@@ -58,6 +58,21 @@ class Unpacked:
         file = self.tree / place
         return file.read_bytes() if file.is_file() and _is_real(self.tree, place.parent) else None
 
+    def link(self, path: str) -> Path | None:
+        """The outermost symbolic link to a folder that a file by its path in the wheel is behind."""
+        around = reversed(self.place(path).parents)
+        return next((folder for folder in around if folder != Path() and (self.tree / folder).is_symlink()), None)
+
+    def shadow(self, path: str) -> Path | None:
+        """What Python imports in place of a file by its path in the wheel: an extension module of any platform, or a
+        package, goes before a source file of the same name (importlib.machinery.FileFinder)."""
+        place = self.place(path)
+        for other in sorted((self.tree / place.parent).iterdir()):
+            extension = other.suffix in (".so", ".pyd") and other.name.partition(".")[0] == place.stem
+            if extension or (other.name == place.stem and any(other.glob("__init__.*"))):
+                return place.with_name(other.name)
+        return None
+
     def state(self, path: str, pinned: Exchanged) -> State:
         """How the file `path` stands to a pin."""
         content = self.content(path)
@@ -89,7 +104,8 @@ def match(lock: Lock, patches: Path, tree: Path) -> list[Match]:
         tree: a wheel or an sdist as it is unpacked, a folder of installed packages, a checkout, or a package itself.
 
     Raises:
-        OverlayError: there is no such package, or one has a file that is not as in any pin: names every such file.
+        OverlayError: there is no such package; or one has a file that is not as in any pin, and every such file is
+            named; or Python imports something else in place of a file.
     """
     pinned = {project: known for project, package in lock.packages.items() if (known := pins(patches, package))}
     matches, problems = [], []
@@ -157,12 +173,10 @@ def find(lock: Lock, pinned: Mapping[str, Sequence[Pin]], tree: Path) -> list[Un
         if paths == _paths(pinned[project]) or any(git.blob_id(content) in known for content in contents):
             found.add((project, folder))
     if not found:
-        looked = [
-            lock.packages[project].prefix + path for project in pinned for path in sorted(_paths(pinned[project]))
-        ]
         linked = next((folder for _, folder in usual if (tree / folder).is_dir() and not _is_real(tree, folder)), None)
         raise OverlayError(
-            f"{tree}: expected a package of {' or '.join(pinned)} in it, found none of {', '.join(looked)}: name "
+            f"{tree}: expected a package of {' or '.join(pinned)} in it, found none with the files that the patches "
+            "change: name "
             + (f"the folder that {linked} leads to" if linked else "the folder of a package, or one that holds it")
         )
     named = {folder for project, folder in found if (tree / folder).resolve().name == project}
@@ -213,6 +227,13 @@ def _all_in(package: Unpacked, pin: Pin, state: State) -> bool:
 
 def _matched(package: Unpacked, prefix: str, fitting: Sequence[Pin]) -> Match:
     pin = fitting[0]
+    for path in pin.files:
+        shadow = package.shadow(path)
+        if shadow is not None:
+            raise OverlayError(
+                f"{package.tree}: expected Python to import {package.place(path)}, found {shadow}, which it imports in "
+                "its place: patch a tree without that"
+            )
     made = images.make(pin.series, prefix, package.read, "overlay")
     images.check(made, list(pin.files.values()), f"{package.project} {pin.label}")
     labels = tuple(one.label for one in fitting if one.series.name == pin.series.name)
@@ -261,21 +282,29 @@ class _Problem:
     def advice(self, lock: Lock, patches: Path) -> str:
         """What to do."""
         if self.patched:
-            return "nothing is left to do"
+            return "use it as it is"
         states = {self._state(path, pin) for pin in self.nearest for path in pin.files}
         if "line ends" in states:
             return "write the files with LF line ends (in git: core.autocrlf=false)"
+        package, pinned = self.package, lock.packages[self.package.project]
+        link = next(filter(None, (package.link(path) for pin in self.nearest for path in pin.files)), None)
+        if link is not None:
+            return f"put the folder that {link} leads to, {(package.tree / link).resolve()}, in the place of that link"
         if states & {"after", "missing"}:
-            return "use a whole tree, patched nowhere"
-        package, prefix = self.package, lock.packages[self.package.project].prefix
+            return "use a complete tree that nobody has patched yet"
         queues = series.of(patches, package.project)
-        fits, _ = images.fits(queues, prefix, package.read)
-        if len(fits) == 1 and package.folder == Path(prefix, package.project):
-            return f"{fits[0][0].name} applies all the same: commit the tree and use --from-git with --any-commit"
-        fits, reasons = images.fits(queues, prefix, package.read, "overlay")
+        fits, _ = images.fits(queues, pinned.prefix, package.read)
+        if len(fits) == 1 and package.folder == Path(pinned.prefix, package.project):
+            name = fits[0][0].name
+            version = next(release.version for release in pinned.releases if release.series == name)
+            return (
+                f"{name} applies all the same: commit the tree and use --from-git with --any-commit and "
+                f"--metadata-from {package.project}=={version}"
+            )
+        fits, reasons = images.fits(queues, pinned.prefix, package.read, "overlay")
         if fits:
             return f"the patches in {fits[0][0].folder} apply to these files all the same: git apply them by hand"
-        why = f" ({next(iter(reasons.values()))})" if len(reasons) == 1 else ""
+        why = f" ({next(iter(reasons.values())).partition(': hunk ')[0]})" if len(reasons) == 1 else ""
         return f"no series applies{why}, use the files of a pinned release"
 
     def _shown(self) -> str:

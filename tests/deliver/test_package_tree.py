@@ -3,6 +3,7 @@ in any pin."""
 
 import base64
 import csv
+import fcntl
 import hashlib
 import importlib
 import io
@@ -248,7 +249,7 @@ def test_no_file_is_as_in_any_pin(sample: Sample) -> None:
         tree,
         f"plain/core.py: expected the blob {blob(upstream('plain', '3.0')['plain/core.py'])} (3.0), found ",
         f"; plain/layers/block.py: expected the blob {blob(upstream('plain', '3.0')['plain/layers/block.py'])} (3.0), ",
-        ": no series applies (0001-Subtract-in-the-core.patch does not fit plain/core.py: hunk @@ -",
+        ": no series applies (0001-Subtract-in-the-core.patch does not fit plain/core.py), use the files of a pinned",
     )
 
 
@@ -292,7 +293,7 @@ def test_one_file_is_as_in_a_pin(sample: Sample) -> None:
 def test_a_file_that_is_missing(sample: Sample, path: str) -> None:
     tree = unpacked(sample)
     (tree / path).unlink()
-    refused(sample, tree, f"{path}: expected the blob ", "found no such file: use a whole tree")
+    refused(sample, tree, f"{path}: expected the blob ", "found no such file: use a complete tree that nobody")
 
 
 def test_a_package_with_none_of_the_files(sample: Sample) -> None:
@@ -310,7 +311,7 @@ def test_a_tree_that_is_patched_already(sample: Sample) -> None:
     patch(sample, unpacked(sample))
     tree = sample.out.rename(sample.folder / "patched")
     refused(
-        sample, tree, f"{tree}: demo is patched already: it has the files of 1.0 after demo-1.0-1.1: nothing is left"
+        sample, tree, f"{tree}: demo is patched already: it has the files of 1.0 after demo-1.0-1.1: use it as it is"
     )
     refused(sample, tree / "demo", f"{tree}/demo: demo is patched already")
 
@@ -321,7 +322,7 @@ def test_a_patched_and_a_changed_copy(sample: Sample) -> None:
     shutil.copytree(tree / "demo", tree / "old" / "demo")
     lay(tree / "old" / "demo", {"core.py": OTHER})
     said = refused(sample, tree, ": demo is patched already", "; old/demo/core.py: expected the blob ")
-    assert "nothing is left to do" not in said
+    assert "use it as it is" not in said
 
 
 def test_a_tree_that_is_patched_in_part(sample: Sample) -> None:
@@ -349,10 +350,13 @@ def test_a_series_that_applies_to_what_no_pin_names(sample: Sample) -> None:
     content = upstream("demo", "1.0")["demo/core.py"] + b"\nMORE = 1\n"
     lay(tree, {"src/demo/core.py": content})
     refused(
-        sample, tree, f"found {blob(content)}: demo-1.0-1.1 applies all the same: commit the tree and use --from-git"
+        sample,
+        tree,
+        f"found {blob(content)}: demo-1.0-1.1 applies all the same: commit the tree and use --from-git "
+        "with --any-commit and --metadata-from demo==1.0",
     )
     make.commit(tree, "More")
-    sample.apply("--from-git", tree, "--any-commit").succeeds()
+    sample.apply("--from-git", tree, "--any-commit", "--metadata-from", "demo==1.0").succeeds()
     shutil.rmtree(sample.out)
     wheel = unpacked(sample)
     lay(wheel, {"demo/core.py": content})
@@ -378,8 +382,8 @@ def test_nothing_of_a_pinned_project(sample: Sample) -> None:
     refused(
         sample,
         tree,
-        f"{tree}: expected a package of demo or plain in it, found none of src/demo/core.py, src/demo/layers/block.py",
-        "name the folder of a package, or one that holds it",
+        f"{tree}: expected a package of demo or plain in it, found none with the files that the patches change: name "
+        "the folder of a package, or one that holds it",
     )
     refused(sample, sample.folder / "nowhere", "expected the folder of an unpacked package", "no such folder")
     refused(sample, sample.wheel(), "expected the folder of an unpacked package", "found a file: unpack it first")
@@ -391,12 +395,42 @@ def test_a_package_behind_a_link(sample: Sample) -> None:
     tree = sample.folder / "tree"
     tree.mkdir()
     (tree / "demo").symlink_to(elsewhere / "demo")
-    refused(sample, tree, "found none of", "name the folder that demo leads to")
+    refused(sample, tree, "found none with", "name the folder that demo leads to")
     (tree / "demo").unlink()
     unpacked(sample)
     shutil.rmtree(tree / "demo" / "layers")
     (tree / "demo" / "layers").symlink_to(elsewhere / "demo" / "layers")
-    refused(sample, tree, "demo/layers/block.py: expected", "found it behind a symbolic link to a folder")
+    refused(
+        sample,
+        tree,
+        "demo/layers/block.py: expected",
+        "found it behind a symbolic link to a folder: put the folder that demo/layers leads to, "
+        f"{elsewhere}/demo/layers, in the place of that link",
+    )
+
+
+@pytest.mark.parametrize(
+    "shadow",
+    [
+        "core.cpython-311-x86_64-linux-gnu.so",
+        "layers/block.abi3.so",
+        "core.so",
+        "core.cp311-win_amd64.pyd",
+        "core/__init__.py",
+    ],
+)
+def test_what_is_imported_in_place_of_a_patched_file(sample: Sample, shadow: str) -> None:
+    """An extension module or a package of the same name goes before a source file (importlib.machinery.FileFinder)."""
+    tree = unpacked(sample)
+    lay(tree, {"demo/core_more.so": b"", "demo/core.txt": b"", "demo/core.pyi": b"", "core.so": b""})
+    lay(tree, {f"demo/{shadow}": b""})
+    stem = "layers/block" if shadow.startswith("layers") else "core"
+    refused(
+        sample,
+        tree,
+        f"{tree}: expected Python to import demo/{stem}.py, found demo/{shadow.removesuffix('/__init__.py')}, which it "
+        "imports in its place: ",
+    )
 
 
 def test_a_file_that_is_a_link(sample: Sample) -> None:
@@ -494,6 +528,88 @@ def test_a_folder_of_installed_packages(sample: Sample) -> None:
     assert done.stdout == "-29 14\n"
 
 
+def others(record: bytes = b"") -> dict[str, bytes]:
+    """Another installed package."""
+    return {"foo-1.0.dist-info/METADATA": b"Name: foo\n", "foo-1.0.dist-info/RECORD": record, "foo.py": b""}
+
+
+def own(sample: Sample) -> bytes:
+    with zipfile.ZipFile(sample.wheel()) as wheel:
+        return wheel.read("demo-1.0.dist-info/METADATA")
+
+
+@pytest.mark.parametrize("beside", ["nothing", "sources", "another RECORD"])
+def test_a_fork_beside_metadata_of_something_else(sample: Sample, beside: str) -> None:
+    """That makes no folder of installed packages of it: all of it is copied. `demo.egg-info` is what setuptools leaves
+    in sources."""
+    tree = unpacked(sample)
+    shutil.rmtree(tree / "demo-1.0.dist-info")
+    lay(tree, {"setup.py": b"x", "tests/test_fork.py": b"x"} | others())
+    if beside == "sources":
+        lay(tree, {"demo.egg-info/PKG-INFO": own(sample)})
+    if beside == "another RECORD":
+        lay(tree, others(b"foo/demo/core.py,,\nfoo.py,,\n"))
+    said = patch(sample, tree)
+    assert said.splitlines()[-1] == f"overlay: wrote {sample.out}"
+    assert changed(tree, sample.out) == {f"demo/{path}" for path in TOUCHED}
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"demo-1.0.dist-info/METADATA": b"Name: Demo\n"},
+        {"demo-1.0.dist-info/INSTALLER": b"apt"},
+        {"odd-1.dist-info/METADATA": b"Metadata-Version: 2.1\nName: DEMO\n\nName: foo\n"},
+        {"Demo-1.0-py3.11.egg-info/PKG-INFO": b"Name: demo\n"},
+        {"demo-1.0.egg-info": b"Name: demo\n"},
+        {"demo-1.0.dist-info/RECORD": b"/usr/lib/demo/core.py,,\n/usr/lib/demo/layers/block.py,,\n"},
+    ],
+    ids=["no RECORD", "no METADATA", "the name inside", "egg-info", "an egg-info file", "absolute paths"],
+)
+def test_metadata_that_lists_no_files(sample: Sample, metadata: dict[str, bytes]) -> None:
+    """As distributions ship it. What is installed is found by the name of its project (PEP 503)."""
+    tree = unpacked(sample)
+    shutil.rmtree(tree / "demo-1.0.dist-info")
+    lay(tree, metadata | others())
+    said = patch(sample, tree)
+    (name,) = {path.partition("/")[0] for path in metadata}
+    assert {path.name for path in sample.out.iterdir()} == {"demo", name}
+    assert said.splitlines()[-1].endswith(f", with {', '.join(sorted(('demo', name)))} alone")
+    assert {path for path in changed(tree, sample.out) if path.startswith(("demo/", name))} == {
+        f"demo/{path}" for path in TOUCHED
+    }
+
+
+def test_a_record_that_lists_other_files_of_the_package(sample: Sample) -> None:
+    """So the native library of TransformerEngine is installed: this is a folder of installed packages."""
+    tree = unpacked(sample)
+    shutil.rmtree(tree / "demo-1.0.dist-info")
+    lay(tree, others(b"demo/table.bin,,\n"))
+    assert patch(sample, tree).splitlines()[-1].endswith(", with demo alone")
+
+
+MALFORMED = (b"core.py\n", b"core.py,\xff,\n")
+
+
+@pytest.mark.parametrize("content", MALFORMED)
+def test_a_malformed_record_of_something_else(sample: Sample, content: bytes) -> None:
+    tree = unpacked(sample)
+    lay(tree, others(content))
+    patch(sample, tree)
+    assert {path.name for path in sample.out.iterdir()} == {"demo", "demo-1.0.dist-info"}
+    check_record(sample.out, "demo-1.0.dist-info")
+    shutil.rmtree(sample.out)
+    shutil.rmtree(tree / "demo-1.0.dist-info")
+    patch(sample, tree)
+
+
+@pytest.mark.parametrize("content", MALFORMED)
+def test_a_malformed_record_of_the_project(sample: Sample, content: bytes) -> None:
+    tree = unpacked(sample)
+    lay(tree, {"demo-1.0.dist-info/RECORD": content})
+    refused(sample, tree, "demo-1.0.dist-info: RECORD: expected ")
+
+
 def test_a_package_inside_of_an_installed_one(sample: Sample) -> None:
     """Then it is that one that is copied, whole."""
     site = unpacked(sample, under="lib/other/_vendor") / "lib"
@@ -516,6 +632,32 @@ def test_the_copy_is_there_already(sample: Sample) -> None:
     shutil.rmtree(sample.out / "demo" / "__pycache__")
     os.utime(sample.out / "demo", ns=(0, before[1]["demo"][1]))  # type: ignore[arg-type]
     assert (sample.out.stat().st_ino, kept(sample.out)) == before
+
+
+@pytest.mark.parametrize("meanwhile", ["this copy", "something else"])
+def test_another_run_writes_the_copy_meanwhile(sample: Sample, meanwhile: str) -> None:
+    tree = unpacked(sample)
+    patch(sample, tree)
+    made = sample.out.rename(sample.folder / "made")
+    (held,) = (sample.cache / "modeling-overlay" / "locks").glob("output-*.lock")
+    with held.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run = sample.start("apply", "--from-tree", tree)
+        assert run.stderr is not None
+        line = next(line for line in run.stderr if "waiting for it" in line)
+        assert held.stem in line
+        if meanwhile != "this copy":
+            lay(made, {"mine": b"mine"})
+        made.rename(sample.out)
+        before = sample.out.stat().st_ino, kept(sample.out)
+    said = run.communicate(timeout=60)[1].splitlines()
+    if meanwhile == "this copy":
+        assert (run.returncode, said) == (0, [f"overlay: {sample.out} is this copy already"])
+    else:
+        assert run.returncode == 1
+        assert "or this very copy, found something else (mine)" in said[-1]
+    assert (sample.out.stat().st_ino, kept(sample.out)) == before
+    assert [path.name for path in sample.out.parent.iterdir()] == ["dist"]
 
 
 def edit(path: Path) -> None:

@@ -78,12 +78,14 @@ def test_a_fork_with_the_same_fuser(folder: str, tmp_path: Path) -> None:
     for path in ("__init__.py", "common/__init__.py", "pytorch/__init__.py", "pytorch/ops/__init__.py"):
         (tree / TE / path).write_text("# of the fork\n", "utf-8")
     (tree / "setup.py").write_text("# of the fork\n", "utf-8")
+    (tree / "foo-1.0.dist-info").mkdir()
     (tree / TE).rename(tree / folder)
     said = patched(tree, tmp_path / "out")
     assert f"{tree / folder}: the files of {TE} 2.13.0, " in said
     place = FUSER.replace(TE, folder, 1)
     assert git.blob_id((tmp_path / "out" / place).read_bytes()) == exchanged(TE, te("2.13.0"))[FUSER]
-    assert (tmp_path / "out" / folder / "common" / "__init__.py").read_text("utf-8") == "# of the fork\n"
+    for path in (f"{folder}/common/__init__.py", "setup.py"):
+        assert (tmp_path / "out" / path).read_text("utf-8") == "# of the fork\n"
 
 
 def test_a_fork_that_has_changed_the_fuser(tmp_path: Path) -> None:
@@ -95,7 +97,10 @@ def test_a_fork_that_has_changed_the_fuser(tmp_path: Path) -> None:
     done = apply(tree, tmp_path / "out")
     assert done.returncode == 1
     assert f"{FUSER}: expected the blob {git.blob_id(content)[:10]} (2.13.0)" in done.stderr
-    assert f", found {git.blob_id(found)[:10]}: no series applies (0003-notice-fuser.patch does not fit" in done.stderr
+    assert (
+        f", found {git.blob_id(found)[:10]}: no series applies (0003-notice-fuser.patch does not fit {FUSER}), use"
+        in done.stderr
+    )
     assert not (tmp_path / "out").exists()
 
 

@@ -13,8 +13,10 @@ import pytest
 from installer.sources import WheelFile
 from packaging.utils import parse_wheel_filename
 
+from overlay.queue import lock, source
 from tests import sample as make
 from tests.sample import Sample, commit, git, snapshot, upstream
+from tests.variants import ROOT
 
 CORE = "src/demo/core.py"
 
@@ -119,6 +121,49 @@ def test_another_version_takes_the_series_and_the_metadata_nearest_to_it(sample:
     commit(checkout, "Old", {"src/demo/__init__.py": b'__version__ = "0.1"\n'})
     done = sample.apply("--from-git", checkout, "--any-commit").succeeds()
     assert "overlay: metadata comes from demo-1.0-py3-none-any.whl" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "nearest"),
+    [
+        pytest.param({}, "1.0", id="all of one release"),
+        pytest.param({"layers/block.py": "own"}, "1.0", id="all but a file of one release"),
+        pytest.param({"core.py": "1.1", "table.bin": "1.1"}, "1.1", id="more of the later one"),
+        pytest.param({"__init__.py": "own", "core.py": "own", "table.bin": "own"}, "1.1", id="as much of both"),
+        pytest.param({"__init__.py": "2.0", "table.bin": "2.0"}, "1.0", id="most of one with another series"),
+    ],
+)
+def test_a_tree_without_its_version_takes_the_metadata_of_the_release_most_like_it(
+    sample: Sample, checkout: Path, changed: dict[str, str], nearest: str
+) -> None:
+    sample.edit('version-file = "demo/__init__.py"\n', "")
+    contents = {version: upstream("demo", version) for version in ("1.1", "2.0")}
+    contents["own"] = {path: content + b"# own\n" for path, content in upstream("demo", "1.0").items()}
+    commit(checkout, "x", {f"src/demo/{path}": contents[of][f"demo/{path}"] for path, of in changed.items()})
+    done = sample.apply("--from-git", checkout, "--any-commit").succeeds()
+    assert (
+        f"overlay: metadata comes from demo-{nearest}-py3-none-any.whl, whose files are most like those of the tree; "
+        "--metadata-from names another"
+    ) in done.stderr.splitlines()
+    (file,) = sample.out.iterdir()
+    assert file.name.startswith(f"demo-{nearest}+overlay.g")
+
+
+@pytest.mark.parametrize("version", ["2.13.0", "2.14.1"])
+def test_a_development_tree_of_transformer_engine(version: str, tmp_path: Path) -> None:
+    """No file of its package says the version, and its native library asks for its own."""
+    name, _, release = lock.read(ROOT / "upstream.lock").find(f"transformer_engine=={version}")
+    checkout, out = tmp_path / "checkout", tmp_path / "out"
+    with zipfile.ZipFile(source.fetch(name, release.wheel)) as wheel:
+        wheel.extractall(checkout, [path for path in wheel.namelist() if path.startswith(f"{name}/")])
+    git("init", "--quiet", "--template=", folder=checkout)
+    commit(checkout, "Development", {f"{name}/pytorch/ops/op.py": b"# changed\n"})
+    command = [sys.executable, "-P", "-m", "overlay", "apply", "--from-git", str(checkout), "--any-commit"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, "--out", str(out)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (file,) = out.iterdir()
+    assert file.name.startswith(f"{name}-{version}+overlay.g")
 
 
 def test_a_version_that_is_none(sample: Sample, checkout: Path) -> None:

@@ -217,4 +217,4 @@ def test_variables_of_another_python_do_no_harm(checkout: Checkout) -> None:
 def test_a_misspelt_suite_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert suites.main(["speeed"]) == 2
     said = capsys.readouterr().err
-    assert "expected a suite (fsdp2, gpu, overhead, speed, upstream) or a path, found 'speeed'" in said
+    assert "expected a suite (fsdp2, gpu, overhead, speed, te, upstream) or a path, found 'speeed'" in said

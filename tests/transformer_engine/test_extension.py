@@ -93,7 +93,8 @@ def test_other_sources_another_environment_and_another_compiler_are_built_anew(
 
 
 def test_the_callers_settings_change_nothing(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CFLAGS", "CXXFLAGS", "CPATH", "NVTE_UB_WITH_MPI", "CUDA_HOME", "PYTHONPATH", "PIP_INDEX_URL"):
+    flags = ("CFLAGS", "CXXFLAGS", "CPATH", "LIBRARY_PATH", "LDSHARED", "NINJA_STATUS", "DIST_EXTRA_CONFIG")
+    for name in (*flags, "NVTE_UB_WITH_MPI", "CUDA_HOME", "PYTHONPATH", "PIP_INDEX_URL"):
         monkeypatch.setenv(name, "the caller's")
     environment.built()
     variables = dict(
@@ -110,6 +111,32 @@ def test_the_callers_settings_change_nothing(environment: Environment, monkeypat
 def test_without_a_compiler_it_says_what_to_install(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(OverlayError, match=r"expected a C\+\+ compiler, found no no-such-compiler on PATH: install"):
+        environment.built()
+
+
+def test_what_is_no_compiler_is_refused_before_anything_is_built(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(OverlayError, match="expected false to say its version, found exit status 1: set CXX"):
+        environment.built()
+
+
+def test_a_compiler_may_have_arguments(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "env LC_ALL=C c++")
+    environment.built()
+    assert "CXX=/usr/bin/env LC_ALL=C c++" in (environment.folder / "variables").read_text("utf-8").splitlines()
+
+
+def test_a_wheel_that_somebody_took_out_is_built_anew(environment: Environment) -> None:
+    environment.built().unlink()
+    assert environment.built().is_file()
+    assert environment.builds() == 2
+
+
+def test_an_interpreter_that_does_not_run_is_one_line(environment: Environment) -> None:
+    environment.python.chmod(0o644)
+    with pytest.raises(OverlayError, match=r"1\.0\.tar\.gz cannot be built in .*extensions: Permission denied: mend"):
         environment.built()
 
 

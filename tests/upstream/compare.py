@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         help="the pinned release to test (default: the one with the tree's modeling_layers.py)",
     )
     options, rest = parser.parse_known_args(arguments)
-    return comparison.status(lambda scratch: compare(options.checkout, options.release, rest, scratch))
+    return comparison.status(lambda scratch: compare(options.checkout, options.release, rest, scratch), "upstream")
 
 
 def compare(tree: Path, release: str | None, arguments: Sequence[str], scratch: Path) -> int:
@@ -74,5 +74,5 @@ def _run(variant: Variant, tree: Path, home: Path, arguments: Sequence[str]) -> 
     shutil.copytree(build / "transformers", folder / "src" / "transformers")
     paths = [] if any(argument.startswith("tests/") for argument in arguments) else [TESTS]
     parallel = [] if any(argument.startswith(("-n", "--numprocesses")) for argument in arguments) else ["-n", "auto"]
-    command = ["--dist=worksteal", *parallel, *arguments, *paths]
-    return comparison.run(variant, folder, command, session.transformers(folder / "src", build))
+    setup = session.transformers(folder / "src", build)
+    return comparison.run(variant, folder, [*arguments, *paths], setup, ["--dist=worksteal", *parallel])

@@ -2,6 +2,8 @@
 different."""
 
 import contextlib
+import re
+import shlex
 import shutil
 import signal
 import sys
@@ -10,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+
+import pytest
 
 from overlay.errors import OverlayError
 from overlay.progress import Progress, say
@@ -25,12 +29,31 @@ EVERY = 60
 """Seconds between two lines of progress where there is no terminal."""
 
 
-def status(compare: Callable[[Path], int]) -> int:
-    """What a comparison returns, which is given an empty folder; 1 where it cannot be made, 130 where somebody stopped
-    it."""
+NOT_UNDERSTOOD = re.compile(
+    r"^(?:.*: error: |ERROR: )"
+    r"((?:unrecognized arguments|argument|ambiguous option|file or directory not found|not found|Wrong expression).*)$",
+    re.MULTILINE,
+)
+"""What pytest says of its command line. Its exit status is also that of a conftest.py which cannot be imported."""
+
+
+class WrongUsage(OverlayError):
+    """pytest did not understand what it was told."""
+
+
+def status(compare: Callable[[Path], int], suite: str) -> int:
+    """What a comparison returns, which is given an empty folder; 1 where it cannot be made, 2 for wrong usage, 130
+    where somebody stopped it.
+
+    Args:
+        suite: the word of `scripts/test.sh` for it.
+    """
     try:
         with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="overlay-upstream-") as scratch:
             return compare(Path(scratch))
+    except WrongUsage as error:
+        sys.stderr.write(f"overlay: {error} ({suite} --checkout PATH --help)\n")
+        return 2
     except OverlayError as error:
         sys.stderr.write(f"overlay: {error}\n")
         return 1
@@ -75,20 +98,29 @@ def copy(tree: Path, parts: Sequence[str], folder: Path) -> None:
             shutil.copy(source, target)
 
 
-def run(variant: Variant, folder: Path, arguments: Sequence[str], setup: session.Setup) -> Outcomes:
+def run(
+    variant: Variant, folder: Path, arguments: Sequence[str], setup: session.Setup, options: Sequence[str] = ()
+) -> Outcomes:
     """The outcomes of the tests in a folder with a build, which are printed.
 
     Args:
         folder: as of `session.run`.
         arguments: of pytest, beside `OPTIONS`.
+        options: more of pytest, which nobody asked for.
 
     Raises:
+        WrongUsage: pytest did not understand an argument.
         OverlayError: the run did not come to its end, no test passed, or another build was tested.
     """
     started = time.monotonic()
     with _Watch(str(variant)) as watch:
-        code, outcomes = session.run(folder, [*OPTIONS, *arguments], setup, watch=watch)
+        code, outcomes = session.run(folder, [*OPTIONS, *options, *arguments], setup, watch=watch)
     said = (folder.parent / "output.txt").read_text("utf-8", "replace")[-3000:]
+    if code == pytest.ExitCode.USAGE_ERROR and (found := NOT_UNDERSTOOD.search(said)):
+        raise WrongUsage(f"pytest did not understand an argument: {found[1].replace(f'{folder.resolve()}/', '')}")
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        last = said.strip().rpartition("\n")[2]
+        raise OverlayError(f"no test matches: {shlex.join(arguments)} (pytest: {last})")
     if code not in session.CLEAN or not outcomes.having("passed"):
         raise OverlayError(
             f"{variant}: expected a run of pytest in which a test passes, found exit status {code} and {outcomes}; "

@@ -136,6 +136,42 @@ def test_a_run_in_which_nothing_passes_is_no_comparison(tree: Path, capsys: pyte
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["--relese"], "unrecognized arguments: --relese"),
+        (["-k", "a("], "Wrong expression passed to '-k': a("),
+        (["tests/nowhere.py"], "file or directory not found: tests/nowhere.py"),
+        ([f"{FILE}::Gone"], f"not found: {FILE}::Gone"),
+    ],
+)
+def test_an_argument_that_pytest_does_not_know(
+    tree: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], found: str
+) -> None:
+    assert compare.main(["--checkout", str(tree), "--release", "5.14.1", "-n0", *arguments]) == 2
+    out, said = capsys.readouterr()
+    assert out == ""
+    line = said.splitlines()[-1]
+    assert line.startswith(f"overlay: pytest did not understand an argument: {found}")
+    assert line.endswith(" (upstream --checkout PATH --help)")
+
+
+def test_a_conftest_that_fails_is_no_wrong_usage(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tree / "conftest.py").write_text("raise ImportError('of the tree')", "utf-8")
+    assert compare.main(["--checkout", str(tree), "--release", "5.14.1", "-n0"]) == 1
+    said = capsys.readouterr().err
+    assert "expected a run of pytest in which a test passes, found exit status 4 and no test" in said
+    assert "of the tree" in said
+
+
+@pytest.mark.parametrize("processes", ["-n0", "-n2"])
+def test_no_test_that_is_asked_for(tree: Path, capsys: pytest.CaptureFixture[str], processes: str) -> None:
+    assert compare.main(["--checkout", str(tree), "--release", "5.14.1", processes, "-k", "zzz"]) == 1
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert said.splitlines()[-1].startswith(f"overlay: no test matches: {processes} -k zzz tests/models (pytest: ")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells by /proc which processes run")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_who_stops_it_leaves_no_processes_and_no_files(tree: Path, tmp_path: Path, number: signal.Signals) -> None:

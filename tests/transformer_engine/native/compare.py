@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from packaging.version import Version
+
 from overlay.errors import OverlayError
 from tests.transformer_engine.native import devices, stack
 from tests.transformer_engine.releases import DELIVERED
@@ -37,11 +39,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--checkout", type=Path, required=True, metavar="PATH", help="a tree of TransformerEngine")
     parser.add_argument(
         "--release",
-        choices=DELIVERED,
+        choices=sorted(DELIVERED, key=Version),
         help="the release to test (default: the one with the tree's fuser.py); its extension is built the first time",
     )
     options, rest = parser.parse_known_args(arguments)
-    return comparison.status(lambda scratch: compare(options.checkout, options.release, rest, scratch))
+    return comparison.status(lambda scratch: compare(options.checkout, options.release, rest, scratch), "te")
 
 
 def compare(tree: Path, release: str | None, arguments: Sequence[str], scratch: Path) -> int:

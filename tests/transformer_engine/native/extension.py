@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,8 +29,11 @@ FLAGS = {
     "NVTE_PYTORCH_FORCE_BUILD": "TRUE",  # or it would download a wheel that upstream built
     "NVTE_BUILD_USE_NVIDIA_WHEELS": "1",  # headers from the environment
 }
-LEFT_OUT = re.compile(r"NVTE_|TORCH_|PIP_|CUDA_|(C|CPP|CXX|LD)FLAGS$|(CPATH|C_INCLUDE_PATH|OBJC_INCLUDE_PATH)$|PYTHON")
-"""What of the caller's environment would change what is built, or where."""
+KEPT = re.compile(r"(PATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TERM|XDG_\w+|CCACHE_\w+)$")
+"""What the build sees of the caller's environment: nothing that would change what is built, or where."""
+
+LONGEST = 300
+"""How many characters of the log are quoted."""
 
 EVERY = 30
 """Seconds between two lines of progress where there is no terminal."""
@@ -51,10 +55,16 @@ def built(sdist: Path, interpreter: Path) -> Path:
     sources = hashlib.sha256(sdist.read_bytes()).hexdigest()
     parts = (str(FORMAT), sources, interpreter.parent.parent.name, about, *map("=".join, sorted(FLAGS.items())))
     home = cache.folder() / "extensions" / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    if not home.is_dir():
+    if not any(home.glob("*.whl")):
         with cache.locked(f"extension-{home.name}") as lock:
-            if not home.is_dir():
-                _build(sdist, interpreter, compiler, home, lock)
+            if not any(home.glob("*.whl")):
+                try:
+                    _build(sdist, interpreter, compiler, home, lock)
+                except OSError as error:
+                    raise OverlayError(
+                        f"{sdist.name} cannot be built in {home.parent}: {error.strerror or error}: mend that, or set "
+                        "XDG_CACHE_HOME to another folder"
+                    ) from error
     return next(home.glob("*.whl"))
 
 
@@ -64,16 +74,24 @@ def toolkit(interpreter: Path) -> Path:
 
 
 def _compiler() -> tuple[str, str]:
-    """The C++ compiler's path and what it says of its version."""
-    name = os.environ.get("CXX") or "c++"
+    """The command of the C++ compiler, and what it says of its version."""
+    name, *arguments = shlex.split(os.environ.get("CXX") or "c++") or ["c++"]
     found = shutil.which(name)
     if found is None:
         raise OverlayError(
             f"building transformer_engine_torch: expected a C++ compiler, found no {name} on PATH: install one (on "
             "Debian and Ubuntu the package g++), or set CXX to its path"
         )
-    done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
-    return found, done.stdout
+    command = [found, *arguments]
+    done = subprocess.run(
+        [*command, "--version"], env=os.environ | {"LC_ALL": "C"}, capture_output=True, errors="replace", check=False
+    )
+    if done.returncode != 0 or not done.stdout:
+        raise OverlayError(
+            f"building transformer_engine_torch: expected {name} to say its version, found exit status "
+            f"{done.returncode}: set CXX to a C++ compiler"
+        )
+    return shlex.join(command), done.stdout
 
 
 def _check_headers(interpreter: Path) -> None:
@@ -119,6 +137,7 @@ def _build(sdist: Path, interpreter: Path, compiler: str, home: Path, lock: int)
                 _watch(process, log)
         if process.returncode != 0 or not list(made.glob("*.whl")):
             raise OverlayError(f"{sdist.name} cannot be built: {_reason(log)}; all that was said is in {log}")
+        shutil.rmtree(home, ignore_errors=True)  # whose wheel somebody has taken out
         made.rename(home)
     log.unlink(missing_ok=True)
     say(f"built {sdist.name} in {time.monotonic() - started:.0f} s")
@@ -126,7 +145,7 @@ def _build(sdist: Path, interpreter: Path, compiler: str, home: Path, lock: int)
 
 def _variables(interpreter: Path, compiler: str, jobs: str, scratch: Path) -> dict[str, str]:
     cuda = toolkit(interpreter)
-    return {name: value for name, value in os.environ.items() if LEFT_OUT.match(name) is None} | {
+    return {name: value for name, value in os.environ.items() if KEPT.match(name)} | {
         **FLAGS,
         "CXX": compiler,
         "CPLUS_INCLUDE_PATH": os.pathsep.join(map(str, sorted(cuda.parent.glob("*/include")))),
@@ -173,8 +192,8 @@ def _watch(process: subprocess.Popen[bytes], log: Path) -> None:
 def _reason(log: Path) -> str:
     """The line of the log that says most of why it failed."""
     lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    for sign in ("fatal error:", "error:", "Error:"):
+    for sign in ("No space left on device", "fatal error:", "error:", "Error:"):
         for line in lines:
             if sign in line:
-                return line
-    return lines[-1] if lines else "no message"
+                return line[:LONGEST]
+    return lines[-1][:LONGEST] if lines else "no message"

@@ -553,6 +553,7 @@ def called(scenario: Scenario) -> dict[str, Any]:
             outputs = tuple_of(MODES[scenario.mode](lambda: model.module(*given.arguments)))
         found["values"] = [raw(output) for output in outputs]
         found["outputs"] = [describe(output, given) for output in outputs]
+        found["required"] = [output.requires_grad for output in outputs]
         found["same"] = [[name for name, tensor in given.tensors.items() if tensor is output] for output in outputs]
     except RuntimeError as error:
         found["error"] = str(error)
@@ -572,7 +573,7 @@ def digest(found: Any) -> str:
 def brief(found: dict[str, Any]) -> dict[str, Any]:
     """What a call did, in few bytes: the error, which outputs are the caller's own tensors and what changed of these;
     the rest in digests."""
-    plain = {name: found[name] for name in ("error", "same") if name in found}
+    plain = {name: found[name] for name in ("error", "required", "same") if name in found}
     changed = sorted(f"{tensor}: {aspect}" for tensor, aspects in found["changed"].items() for aspect in aspects)
     return {name: digest(what) for name, what in found.items()} | plain | {"changed": changed}
 

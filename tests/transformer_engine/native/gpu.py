@@ -10,6 +10,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ FUNCTIONS = (
 )
 GRAPHS = ("graphed by torch", "graphed by TransformerEngine", "captured step", "captured generation")
 RIGHT, WRONG, NO_FP8 = "right", "wrong", "no FP8 here"
+OFF, NEEDS_GPU, NEEDS_FP8, NOT_REPEATABLE = "off", "needs a GPU", "needs FP8", "not repeatable"
 NAME = 64
 """How wide the names of the rows are."""
 
@@ -70,6 +72,26 @@ def off(answer: str, repeatable: bool) -> bool:
     return answer not in (RIGHT, NO_FP8) and not (answer == WRONG and not repeatable)
 
 
+def verdict(found: Mapping[str, int]) -> tuple[int, str]:
+    """The exit status and the last line, from how many rows came out each way. Where none is right, nothing is shown
+    to be."""
+    right, wrong = found.get(RIGHT, 0), found.get(OFF, 0)
+    if wrong:
+        said = f"off in {wrong} of {right + wrong} rows"
+    else:
+        said = {0: "right in no row", 1: "right in the one row"}.get(right, f"right in all {right} rows")
+    left_out = [
+        f"{found[kind]} {'row' if found[kind] == 1 else 'rows'} {why[found[kind] != 1]}"
+        for kind, why in {
+            NEEDS_GPU: ("needs a GPU", "need a GPU"),
+            NEEDS_FP8: ("needs FP8", "need FP8"),
+            NOT_REPEATABLE: ["not compared, because the device is not repeatable"] * 2,
+        }.items()
+        if found.get(kind)
+    ]
+    return (0 if right and not wrong else 1), "; ".join([f"the patched build is {said}", *left_out])
+
+
 def ask(row: Row, worker: Turn) -> str:
     try:
         return str(worker.ask(*row.question))
@@ -77,17 +99,17 @@ def ask(row: Row, worker: Turn) -> str:
         return str(error)
 
 
-def measure(workers: Mapping[str, Turn], device: str, only: str) -> int:
-    """Print the table, row by row; gives how many rows of it are off."""
+def measure(workers: Mapping[str, Turn], device: str, asked: Sequence[Row]) -> Counter[str]:
+    """Print the table, row by row; gives how many rows came out each way, as `verdict` takes it."""
     about = {kind: worker.ask("about") for kind, worker in workers.items()}
     _say("torch {torch} on {device}. right: outputs and gradients as without, bit for bit.".format_map(about["stock"]))
     _say(_line("", list(workers)))
     _say(_line("", [one["transformer_engine"] for one in about.values()]))
-    wrong, repeatable = 0, True
-    for row in rows():
-        if only not in row.name:
-            continue
+    found: Counter[str] = Counter()
+    repeatable = True
+    for row in asked:
         if row.needs_cuda and device != "cuda":
+            found[NEEDS_GPU] += 1
             _say(_line(row.name, ["CUDA only"] * len(workers)))
             continue
         answers = {kind: ask(row, worker) for kind, worker in workers.items()}
@@ -97,8 +119,12 @@ def measure(workers: Mapping[str, Turn], device: str, only: str) -> int:
         _say(_line(row.name, ["fails" if kind in failed else answer for kind, answer in answers.items()]))
         for kind, answer in failed.items():
             _say(f"    {kind}: {answer[:80]}")
-        wrong += off(answers["patched"], repeatable)
-    return wrong
+        answer = answers["patched"]
+        if off(answer, repeatable):
+            found[OFF] += 1
+        else:
+            found[{RIGHT: RIGHT, NO_FP8: NEEDS_FP8}.get(answer, NOT_REPEATABLE)] += 1
+    return found
 
 
 def _line(name: str, cells: Sequence[str]) -> str:
@@ -111,7 +137,7 @@ def _say(text: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status: 1 where the patched build is off, or nothing can be measured."""
+    """The exit status: 1 where the patched build is off, or nothing can be measured; 2 for wrong usage."""
     parser = argparse.ArgumentParser(prog="scripts/test.sh te --gpu", description="the fuser on a GPU, in five minutes")
     parser.add_argument(
         "--release", default=stack.RELEASE, choices=stack.releases(), help="of TransformerEngine (%(default)s)"
@@ -119,8 +145,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run without a GPU")
     parser.add_argument("-k", metavar="TEXT", dest="only", default="", help="only rows with TEXT in their names")
     options = parser.parse_args(arguments)
+    asked = [row for row in rows() if options.only in row.name]
+    if not asked:
+        sys.stderr.write(
+            f"overlay: expected a row with {options.only!r} in its name, found none: leave -k out to see all\n"
+        )
+        return 2
     builds = {"stock": stack.stock(options.release), "patched": stack.patched(options.release)}
     try:
+        if options.device == "cpu" and all(row.needs_cuda for row in asked):
+            raise OverlayError(
+                f"expected a row that needs no GPU, found none among {len(asked)}: leave --device cpu out"
+            )
         interpreter = stack.interpreter(options.release)
         if options.device == "cuda":
             _check(interpreter)
@@ -131,9 +167,9 @@ def main(arguments: Sequence[str]) -> int:
     with contextlib.ExitStack() as started:
         command = [str(interpreter), "-P", str(WORKER), options.device]
         workers = {kind: started.enter_context(turn(command, variables[kind])) for kind in builds}
-        wrong = measure(workers, options.device, options.only)
-    _say(f"the patched build is off in {wrong} rows" if wrong else "the patched build is off nowhere")
-    return 1 if wrong else 0
+        status, said = verdict(measure(workers, options.device, asked))
+    _say(said)
+    return status
 
 
 def _check(interpreter: Path) -> None:

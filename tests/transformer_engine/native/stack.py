@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from overlay import environments
 from overlay.queue import lock, source
 from tests.transformer_engine.native import extension
@@ -35,9 +37,10 @@ def _package() -> lock.Package:
 
 
 def releases() -> list[str]:
-    """The releases that are patched and whose native parts are pinned."""
+    """The releases that are patched and whose native parts are pinned, the oldest first."""
     native = {one.version for one in _package().companions if one.project == "transformer_engine_torch"}
-    return [one.version for one in _package().releases if one.series is not None and one.version in native]
+    patched = {one.version for one in _package().releases if one.series is not None}
+    return sorted(patched & native, key=Version)
 
 
 @functools.cache

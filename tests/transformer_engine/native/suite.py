@@ -32,6 +32,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--gpu", action="store_true", help="what needs a GPU, in five minutes (te --gpu --help)")
     parser.add_argument("--release", default=stack.RELEASE, choices=stack.releases(), help=f"default: {stack.RELEASE}")
+    if any(word.partition("=")[0] == "--device" for word in arguments):
+        parser.error("--device goes with --gpu")
     if any(word.startswith("--checkout") for word in arguments):
         return compare.main(arguments)
     options, rest = parser.parse_known_args(arguments)

@@ -165,3 +165,19 @@ def test_a_folder_that_is_no_tree(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == (
         f"overlay: {tmp_path}: expected tests/pytorch, found none: name the folder of a tree of TransformerEngine\n"
     )
+
+
+def test_an_argument_that_pytest_does_not_know(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main(["--checkout", str(tree), "--release", stack.RELEASE, "--relese"]) == 2
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert said.splitlines()[-1] == (
+        "overlay: pytest did not understand an argument: unrecognized arguments: --relese (te --checkout PATH --help)"
+    )
+
+
+def test_no_test_that_is_asked_for(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main(["--checkout", str(tree), "--release", stack.RELEASE, "-k", "zzz"]) == 1
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert said.splitlines()[-1].startswith(f"overlay: no test matches: -k zzz {FILE} (pytest: 10 deselected in ")
