@@ -256,7 +256,7 @@ def main(arguments: Sequence[str]) -> int:
             }
             turns[kind] = stack.enter_context(turn([interpreter, "-P", str(WORKER), options.device], variables))
         wrong = measure(turns, options.device, options.only)
-    _say(f"the patched build is off in {wrong} rows" if wrong else "the patched build is off nowhere")
+    _say(f"the patched build is off in {wrong} rows" if wrong else "the patched build is right in all of them")
     return 1 if wrong else 0
 
 

@@ -45,7 +45,7 @@ def test_dry_run() -> None:
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 100
     assert [line.split()[-3:] for line in lines[-3:-1]] == [["0.562", "0.000", "0.000"], ["0.000", "0.000", "0.000"]]
-    assert lines[-1] == "the patched build is off nowhere"
+    assert lines[-1] == "the patched build is right in all of them"
 
 
 def test_builds_are_carried_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
