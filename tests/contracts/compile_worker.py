@@ -34,6 +34,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 sys.path.append(str(Path(__file__).parents[1] / "distributed" / "parallel"))
 import ranks
+from counted import COMPUTED, counted
 
 SIZE = 8
 LAYERS = 2
@@ -46,23 +47,6 @@ Action = Callable[[nn.Module], None]
 
 
 # ---- layers whose computation is counted, in a compiled graph too ----------------------------------------------------
-
-COMPUTED: list[None] = []
-"""One entry a call."""
-
-
-@torch.library.custom_op("overlay_test::counted", mutates_args=())
-def counted(value: Tensor) -> Tensor:
-    COMPUTED.append(None)
-    return value.clone()
-
-
-@counted.register_fake
-def _(value: Tensor) -> Tensor:
-    return torch.empty_like(value)
-
-
-counted.register_autograd(lambda context, gradient: gradient)
 
 
 def layer_classes(breaks: bool = False) -> tuple[type[nn.Module], type[nn.Module]]:

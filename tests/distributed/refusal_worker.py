@@ -25,6 +25,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 sys.path.append(str(Path(__file__).parent))
 from parallel import ranks
+from parallel.counted import COMPUTED, counted
 from parallel.schedules import Gradients, relative_error, undivided
 
 RANKS = 2
@@ -34,23 +35,6 @@ SHARDED = {"mlp and layer": True, "mlp alone": False}
 REFUSED = "is sharded by itself (`fully_shard`)"
 
 Backend = torch._dynamo.testing.CompileCounterWithBackend
-
-COMPUTED: list[None] = []
-"""One entry for each time that a layer was computed, in a compiled graph too."""
-
-
-@torch.library.custom_op("overlay_test::counted", mutates_args=())
-def counted(value: Tensor) -> Tensor:
-    COMPUTED.append(None)
-    return value.clone()
-
-
-@counted.register_fake
-def _(value: Tensor) -> Tensor:
-    return torch.empty_like(value)
-
-
-counted.register_autograd(lambda context, gradient: gradient)
 
 
 class Layer(GradientCheckpointingLayer):

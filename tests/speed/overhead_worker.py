@@ -13,7 +13,6 @@ often it has to is what counts_worker.py counts.
 
 import contextlib
 import functools
-import gc
 import os
 import socket
 import sys
@@ -35,7 +34,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tests.speed.turns import serve
+from tests.speed.turns import no_collection, serve
 
 RANKS = 2
 BURSTS = 3
@@ -88,16 +87,6 @@ def empty_layer(state: str, hooks: bool) -> nn.Module:
             layer.gradient_checkpointing = False
         assert checkpointed(layer) == 0
     return layer
-
-
-@contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def call(state: str, hooks: bool, calls: int) -> float:

@@ -6,6 +6,7 @@ a line of JSON. Standard library only: both ends run beside other people's packa
 """
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -91,6 +92,17 @@ def turn(command: Sequence[str], environment: Mapping[str, str], timeout: float 
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(BrokenPipeError):  # a question that nobody has read
                 process.stdin.close()
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Garbage is collected before what is measured, and not within."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def serve(answers: Mapping[str, Callable[..., Any]]) -> None:

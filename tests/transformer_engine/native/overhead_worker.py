@@ -6,13 +6,11 @@ medians of many short bursts. All call the same operations on the same input in 
 different, and what the machine does besides falls on all of them. CPU time, so that other processes count for little.
 """
 
-import contextlib
-import gc
 import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import repeat
 from types import ModuleType
 
@@ -20,7 +18,7 @@ import torch
 from transformer_engine.pytorch import ops
 from transformer_engine.pytorch.ops.fuser import OperationFuser
 
-from tests.speed.turns import rounds, serve
+from tests.speed.turns import no_collection, rounds, serve
 
 SIZE = 32
 CALLS = 10
@@ -63,16 +61,6 @@ def pipelines(first: str, second: str, mode: str) -> dict[str, Callable[[], obje
     call = step if mode == "backward" else lambda fuser: fuser(hidden)
     fusers = {name: module.OperationFuser(operations) for name, module in FUSERS.items()}
     return {name: lambda fuser=fuser: call(fuser) for name, fuser in fusers.items()}
-
-
-@contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def burst(call: Callable[[], object]) -> float:
