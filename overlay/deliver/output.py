@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,16 +47,13 @@ def replaced(
         _check(target, advice)
         target.parent.mkdir(parents=True, exist_ok=True)
         prefix = f".{target.name}.overlay-"
-        for left in list(target.parent.iterdir()):
-            if re.fullmatch(rf"{re.escape(prefix)}([0-9]+|new)", left.name):  # of a run that was killed
-                with _held(left) as free:
-                    if free:
-                        _clear(left, target, leftovers or ours)
-        staging = _made(target, prefix)
+        with _alone(target.parent):
+            _clear_leftovers(target, prefix, leftovers or ours)
+            staging, held = _made(target, prefix)
         try:
-            with _held(staging):
-                with naming(target):
-                    yield staging
+            with naming(target):
+                yield staging
+            with _alone(target.parent):
                 if target.is_dir():
                     _link_others(target, staging, ours)
                     _own_alike(target, staging)
@@ -65,14 +63,55 @@ def replaced(
                     staging.chmod(0o777 & ~_umask())
                     staging.rename(target)
         finally:
-            _clear(staging, target, ours)
+            os.close(held)
+            with _alone(target.parent):
+                _clear(staging, target, ours)
 
 
-def _made(target: Path, prefix: str) -> Path:
-    """A new staging folder, with its inode in its name: an old folder that changed places with it has another inode."""
+@contextmanager
+def _alone(parent: Path) -> Iterator[None]:
+    """Keeps every other run off the folders in `parent`: one in another container has other locks in its cache.
+
+    Only for the moments in which names change. A file system that locks no folders, as some network ones, and somebody
+    who holds the folder for more than a minute are passed over: then each step is still made at once.
+    """
+    descriptor = os.open(parent, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:
+                break
+            else:
+                break
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _clear_leftovers(target: Path, prefix: str, ours: Callable[[str], bool]) -> None:
+    """Removes what killed runs left beside `target`; what another run holds stays."""
+    for left in list(target.parent.iterdir()):
+        if re.fullmatch(rf"{re.escape(prefix)}([0-9]+|new)", left.name):
+            with suppress(FileNotFoundError), _held(left) as free:
+                if free:
+                    _clear(left, target, ours)
+
+
+def _made(target: Path, prefix: str) -> tuple[Path, int]:
+    """A new staging folder, and the descriptor that locks it as long as its run lives.
+
+    Its inode is in its name: an old folder that changed places with it has another inode.
+    """
     new = target.with_name(f"{prefix}new")
     new.mkdir(mode=0o700)
-    return new.rename(target.with_name(f"{prefix}{new.stat().st_ino}"))
+    descriptor = os.open(new, os.O_RDONLY)
+    with suppress(OSError):  # a file system that locks no folders
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return new.rename(target.with_name(f"{prefix}{os.fstat(descriptor).st_ino}")), descriptor
 
 
 def _never_exchanged(left: Path) -> bool:
@@ -81,7 +120,7 @@ def _never_exchanged(left: Path) -> bool:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[bool]:
-    """Locks a staging folder, and says whether it was free: a run in another container has other locks in its cache."""
+    """Locks a staging folder, and says whether it was free: a run in another container may be filling it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
