@@ -35,8 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(options: argparse.Namespace) -> int:
     try:
-        command: Callable[[argparse.Namespace], None] = options.command
-        command(options)
+        command: Callable[[argparse.Namespace], int | None] = options.command
+        code = command(options) or 0
+        sys.stdout.flush()  # here, so that a reader who has gone is noticed here
+        return code
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return _failed(options, "interrupted: what was to be replaced is as before or as after, run this again", 130)
     except OverlayError as error:
@@ -44,17 +49,11 @@ def _run(options: argparse.Namespace) -> int:
     except OSError as error:
         return _failed(options, _system(error), 1)
     except ModuleNotFoundError as error:
-        return _failed(options, _missing(error), 1)
+        return _failed(options, _missing(error) if options.extra else _fault(error), 1)
     except MemoryError:
         return _failed(options, "expected enough memory, found none left: free some and run this again", 1)
     except Exception as error:
-        return _failed(
-            options,
-            f"{type(error).__name__}: {error}: this is a fault of modeling-overlay, run again with --debug and "
-            "report what it prints",
-            1,
-        )
-    return 0
+        return _failed(options, _fault(error), 1)
 
 
 def _failed(options: argparse.Namespace, message: str, code: int) -> int:
@@ -68,6 +67,13 @@ def _missing(error: ModuleNotFoundError) -> str:
     return (
         f"expected the library {error.name}, found none: this command needs the extra `queue`: in a checkout "
         "of modeling-overlay, pip install '.[queue]', or run scripts/apply.sh"
+    )
+
+
+def _fault(error: Exception) -> str:
+    return (
+        f"{type(error).__name__}: {error}: this is a fault of modeling-overlay, run again with --debug and report what "
+        "it prints"
     )
 
 
@@ -110,14 +116,17 @@ def _terminated_like_interrupted() -> Iterator[None]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--debug", action="store_true", help="print the traceback of an error")
+    debug = argparse.ArgumentParser(add_help=False)
+    debug.add_argument("--debug", action="store_true", help="print the traceback of an error")
+    debug.set_defaults(extra=False)  # the wheel is enough
+    common = argparse.ArgumentParser(add_help=False, parents=[debug])
     common.add_argument(
         "--root",
         type=Path,
         metavar="DIR",
         help="the checkout with upstream.lock and patches/ (default: the one that this program lies in)",
     )
+    common.set_defaults(extra=True)
     parser = argparse.ArgumentParser(
         prog="overlay", description="Patched wheels of transformers and TransformerEngine."
     )
@@ -168,6 +177,26 @@ def _parser() -> argparse.ArgumentParser:
         "--markdown", dest="form", action="store_const", const="markdown", help="the tables as README.md has them"
     )
     drift.set_defaults(command=_drift, parser=drift, form="text")
+
+    doctor = verbs.add_parser(
+        "doctor",
+        parents=[debug],
+        help="say of the packages of this Python which fault is live, and what mends it; exits 1 where one is",
+    )
+    doctor.add_argument(
+        "--json", dest="form", action="store_const", const="json", default="text", help="everything, for a program"
+    )
+    doctor.set_defaults(command=_doctor, parser=doctor)
+
+    findings = verbs.add_parser(
+        "check",
+        parents=[debug],
+        help="say what may go wrong with what is installed for this Python (docs/checks.md); exits 1 for an error",
+    )
+    findings.add_argument(
+        "--json", dest="form", action="store_const", const="json", default="text", help="the findings, for a program"
+    )
+    findings.set_defaults(command=_check, parser=findings)
 
     lock = verbs.add_parser("lock", help="check, update and complete upstream.lock").add_subparsers(
         metavar="COMMAND", required=True
@@ -237,6 +266,14 @@ def _drift(options: argparse.Namespace) -> None:
     root = _root(options)
     lock = importlib.import_module("overlay.queue.lock").read(root / "upstream.lock")
     print(importlib.import_module("overlay.queue.drift").report(lock, root, options.name, options.form))  # noqa: T201
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    return int(importlib.import_module("overlay.doctor").main(options.form))
+
+
+def _check(options: argparse.Namespace) -> int:
+    return int(importlib.import_module("overlay.checks.report").main(options.form))
 
 
 def _lock_check(options: argparse.Namespace) -> None:

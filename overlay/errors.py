@@ -1,4 +1,4 @@
-"""The one exception that a user of `overlay` meets."""
+"""The exceptions that a user of `overlay` meets."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +7,13 @@ from pathlib import Path
 
 class OverlayError(Exception):
     """What was expected, what was found and what to do, in one line. The command line prints it and exits 1."""
+
+
+class OverlayMismatchError(OverlayError):
+    """An installed file that the overlay covers is none of those that it has a patch for, nor one that is right.
+
+    It is no ImportError: much code takes one for a package that is not installed, and goes on without it.
+    """
 
 
 @contextmanager

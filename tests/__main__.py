@@ -11,11 +11,15 @@ SUITES = {
     "gpu": ["tests/speed/test_gpu.py"],
     "overhead": ["tests/speed/suite_overhead.py"],
     "speed": ["tests/deliver/test_release_speed.py"],
+    "startup": ["tests/runtime/test_startup.py"],
     "te": ["tests/transformer_engine/native", "-o", "python_files=suite_*.py"],
     "upstream": ["tests/upstream"],
 }
 """What a first word stands for. `fsdp2 --torch 2.11` (or 2.13, 2.14), `fsdp2 --markdown`: see conftest.py."""
 
+
+PROCESSES = min(2, os.cpu_count() or 1)
+"""How many share the tests. Each starts processes of its own, with torch, up to two ranks of several threads."""
 
 USAGE = """usage: scripts/test.sh [SUITE] [PYTEST ARGUMENT...]
 
@@ -24,6 +28,7 @@ Without a suite: all the tests, or those that the arguments name. Suites:
   overhead what a patched layer costs, against stock and 5.24.0, as ratios
   gpu      checkpointing on a GPU, in five minutes; its own options: gpu --help
   speed    how long a build takes, as ratios
+  startup  what the overlay costs when an interpreter starts
   te       the patched TransformerEngine with its real native library, on a machine without a GPU; --release X; with
            --checkout PATH upstream's own tests of its operations from that tree, on the stock and on the patched wheel,
            and what is different; with --gpu what needs one, in five minutes (te --help)
@@ -58,7 +63,19 @@ def main(arguments: list[str]) -> int:
     if first and not first.startswith("-") and not Path(first.partition("::")[0]).exists():
         sys.stderr.write(f"overlay: expected a suite ({', '.join(SUITES)}) or a path, found {first!r}\n{USAGE}")
         return 2
+    # Nothing but options: one whose value stands in a word of its own may choose tests, as -k does
+    if all(argument.startswith("-") for argument in arguments) and not {"--collect-only", "--pdb"} & {*arguments}:
+        return _everything(arguments)
     return pytest.main(arguments)
+
+
+def _everything(arguments: list[str]) -> int:
+    """All the tests, some at the same time, a file's together; and then those that measure time, with nothing beside
+    them."""
+    found = pytest.main([f"--numprocesses={PROCESSES}", "--dist=loadfile", "-m", "not alone", *arguments])
+    if found == pytest.ExitCode.INTERRUPTED:
+        return found
+    return max(found, pytest.main(["-m", "alone", *arguments]))  # both say what failed
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from overlay import cli
+from overlay.deliver import overlay_wheel
 
 PROJECT = Path(__file__).resolve().parents[1]
 WHEELS = ("demo-1.0", "demo-1.1", "demo-2.0", "plain-3.0")
@@ -84,12 +85,26 @@ revision = 1
 wheel = {plain-3.0}
 """
 
+_SOURCES = {
+    "LICENSE": b"Do what you like.\n",
+    "NOTICE": b"Of the sample.\n",
+    "README.md": b"# The sample\n",
+    "overlay/__init__.py": b'"""In the place of the import package."""\n\n__version__ = "1.0"\n',
+}
+"""What the overlay wheel is built from, beside the files of this project that say how."""
+
 _TRAILERS = """\
 Bug: https://bugs.example/1
 Origin: this project
 Applied-Upstream: {applied}
 Delivery: {delivery}
 Last-Update: 2026-11-28"""
+
+
+def overlay_wheel_in(folder: Path) -> str:
+    """The name of the overlay wheel in `folder`: its version has a label of its content."""
+    (file,) = folder.glob("modeling_overlay-1.0+g*-py3-none-any.whl")
+    return file.name
 
 
 def digest(content: bytes) -> str:
@@ -266,7 +281,9 @@ def make(folder: Path) -> "Sample":
     for name, pin in (ids | {"commit": commits["demo-1.0"][:9]}).items():
         text = text.replace(f"{{{name}}}", pin)
     sample.lock.write_text(text, encoding="utf-8")
-    (sample.root / "overlay").mkdir()
+    lay(sample.root, _SOURCES)
+    for name in ("hatch_build.py", "pyproject.toml", ".gitignore", "overlay/modeling_overlay.pth"):
+        shutil.copyfile(PROJECT / name, sample.root / name)
     sample.overlay("lock", "update").succeeds()
     return sample
 
@@ -306,7 +323,7 @@ class Sample:
 
     @property
     def root(self) -> Path:
-        """What stands for a checkout of this project: upstream.lock, patches/, overlay/."""
+        """What stands for a checkout of this project: upstream.lock, patches/, overlay/ and what a build reads."""
         return self.folder / "root"
 
     @property
@@ -451,6 +468,7 @@ def _forked(arguments: Sequence[str], where: Path, environment: Mapping[str, str
     """Exit code, standard output and standard error of the command line in a fork of this process."""
     for name in ("deliver.apply", "deliver.index", "deliver.relock", "deliver.tree"):
         importlib.import_module(f"overlay.{name}")
+    importlib.import_module(overlay_wheel.LIBRARY)
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         child = os.fork()
         if child == 0:

@@ -138,7 +138,7 @@ def test_the_root_is_where_the_lock_is(sample: Sample) -> None:
     "arguments", [("apply",), ("lock", "check"), ("lock", "update"), ("lock", "complete", "--checkout", "x")]
 )
 @pytest.mark.parametrize(
-    "library", ["packaging", "pydantic", "tomlkit", "unearth", "installer", "simple_repository", "httpx2"]
+    "library", ["packaging", "pydantic", "tomlkit", "unearth", "installer", "simple_repository", "httpx2", "hatchling"]
 )
 def test_a_library_that_is_not_installed(
     sample: Sample, tmp_path: Path, arguments: tuple[str, ...], library: str
@@ -156,7 +156,7 @@ def test_a_library_that_is_not_installed(
     shutil.rmtree(sample.cache)
     done = sample.overlay(*arguments, own=True)
     needs = {
-        "apply": {"packaging", "pydantic", "unearth", "installer", "simple_repository", "httpx2"},
+        "apply": {"packaging", "pydantic", "unearth", "installer", "simple_repository", "httpx2", "hatchling"},
         "check": {"packaging", "pydantic"},
         "update": {"packaging", "pydantic", "unearth", "installer", "httpx2"},
         "complete": {"packaging", "pydantic"},
@@ -263,3 +263,13 @@ def test_the_checkout_is_found_from_the_folder_it_is_run_in(sample: Sample) -> N
 
 CODE = "import overlay.cli; overlay.cli.__file__ = '/nowhere/overlay/cli.py'; overlay.cli.main()"
 """The command line, as if it did not lie in a checkout."""
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(sample: Sample) -> None:
+    sample.apply().succeeds()
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-P", "-m", "overlay", "drift", "--json", "--root", str(sample.root)]
+    done = subprocess.run(command, env=sample.environment(), stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, b"roken pipe" in done.stderr, b"Error" in done.stderr) == (141, False, False)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,9 +26,23 @@ class Variant:
     kind: Literal["stock", "patched", "latest"]
     release: str
     project: str = "transformers"
+    by: Literal["wheel", "overlay"] | None = None
+    """How a patched one is delivered; None leaves it to the option `--delivery`."""
 
     def __str__(self) -> str:
-        return f"{self.kind}-{self.release}"
+        return f"{self.kind}-{self.release}" + (f" by {self.by}" if self.by else "")
+
+    @property
+    def delivery(self) -> Literal["wheel", "overlay"]:
+        """How its files come to be what they are: in the wheel, or laid over the stock wheel by the overlay."""
+        if self.kind != "patched" or self.by or _delivery == "wheel":
+            return self.by or "wheel"
+        return "wheel" if _delivery == "both" and self in BY_WHEEL else "overlay"
+
+    @property
+    def label(self) -> str:
+        """What its version has in it (PEP 440): the overlay changes no version."""
+        return "+overlay." if (self.kind, self.delivery) == ("patched", "wheel") else ""
 
 
 PINNED = ("5.14.1", "5.22.2")
@@ -38,6 +52,21 @@ LATEST = Variant("latest", "5.24.0")
 """Upstream with a fix of its own, as it was released."""
 PATCHED_LATEST = Variant("patched", LATEST.release)
 VARIANTS = [*STOCK, *PATCHED, LATEST, PATCHED_LATEST]
+BY_WHEEL = (PATCHED[0], Variant("patched", "2.13.0", "transformer_engine"))
+"""What is delivered by its patched wheel in a test run that tries both ways."""
+
+_delivery = "wheel"
+
+
+def deliver_by(choice: str) -> None:
+    """Decides how the patched builds are delivered (`--delivery`): by `wheel`, `overlay`, or `both`.
+
+    `both` is `BY_WHEEL` by wheels and all others by the overlay. The files are the same bytes (tests/deliver), so each
+    way is tried with each test, and nothing twice.
+    """
+    global _delivery
+    _delivery = choice
+
 
 TOKENIZERS = {"5.14.1": "tokenizers==0.22.2", "5.22.2": "tokenizers==0.23.1", "5.24.0": "tokenizers==0.23.1"}
 """Each release asks for its own range of tokenizers, so they are laid over the environment together."""
@@ -71,7 +100,26 @@ def wheel(variant: Variant) -> Path:
 def installed(variant: Variant) -> Path:
     """The folder to put on PYTHONPATH for a variant."""
     beside = [TOKENIZERS[variant.release]] if variant.project == "transformers" else []
+    if variant.delivery == "overlay":
+        return overlaid(environments.variant(wheel(replace(variant, kind="stock")), overlay_wheel(), *beside))
     return environments.variant(wheel(variant), *beside)
+
+
+def overlay_wheel() -> Path:
+    """The overlay wheel, built for this test run."""
+    (file,) = products().glob("modeling_overlay-*.whl")
+    return file
+
+
+@functools.cache
+def overlaid(folder: Path) -> Path:
+    """A folder to put on PYTHONPATH that makes `folder` one of packages as site-packages is, `.pth` files and all."""
+    place = Path(_scratch().name, f"site-{folder.name}")
+    place.mkdir(exist_ok=True)
+    lines = ["import site, sys", f"sys.path.insert(sys.path.index({str(place)!r}) + 1, {str(folder)!r})"]
+    lines.append(f"site.addsitedir({str(folder)!r})")
+    (place / "sitecustomize.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return place
 
 
 def run(
@@ -119,6 +167,7 @@ def run_worker(
         "PYTHONPATH": os.pathsep.join(map(str, laid_over)),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "MODELING_OVERLAY": "strict",  # without the overlay wheel it says nothing
         **(variables or {}),
     }
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # half of the time to import transformers

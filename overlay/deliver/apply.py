@@ -2,38 +2,42 @@
 
 import hashlib
 import importlib
-import json
 import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from packaging.utils import canonicalize_name
 
-from overlay.deliver import archive, output
+from overlay.deliver import archive, output, overlay_wheel, post_images
 from overlay.deliver.wheel import Wheel, audit, metadata_of, patched, relabelled, save
 from overlay.errors import OverlayError
 from overlay.progress import say
 from overlay.queue import images, series, source
 from overlay.queue.lock import Lock, Package, Release
 
-MANIFEST_FORMAT = 1
+if TYPE_CHECKING:
+    from overlay.deliver import index
+
+OVERLAY = "modeling-overlay"
+"""This project's own name, which the overlay wheel has on an index."""
+
 CONSTRAINTS_HEAD = "# The wheels beside this file"
 
 
 @dataclass(frozen=True)
 class Patched:
-    """A release after its series: the members of its new wheel, every image in it, and which of these the overlay
-    holds too."""
+    """A release after its series: the members of its new wheel, every image in it, and what the overlay has of it."""
 
     project: str
     release: Release
     members: Sequence[archive.Member]
     exchanged: Sequence[images.Image]
-    overlaid: frozenset[str]
+    overlaid: post_images.Overlaid
 
 
 def derive(patches: Path, project: str, package: Package, release: Release) -> Patched:
@@ -53,7 +57,7 @@ def derive(patches: Path, project: str, package: Package, release: Release) -> P
     audit(upstream, content, release.wheel.sha256)
     queue = series.read(patches / release.series)
     exchanged = images.make(queue, package.prefix, lambda path: upstream.member(path).content())
-    overlaid = frozenset(path.removeprefix(package.prefix) for path in queue.paths("overlay"))
+    overlaid = post_images.overlaid(project, package, release, queue, upstream, exchanged)
     if package.version_file is not None:
         exchanged = _labelled(exchanged, upstream, package.version_file, release)
     files = {image.path: image.after for image in exchanged}
@@ -73,8 +77,11 @@ def _labelled(exchanged: Sequence[images.Image], upstream: Wheel, path: str, rel
 
 
 def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[Path]:
-    """Patches the named releases, or all that are delivered; fills `overlay/patched/` and `out`. Each of the two is
+    """Patches the named releases, or all that are pinned; fills `overlay/patched/` and `out`. Each of the two is
     replaced at once.
+
+    Without names the overlay wheel is built too; it and `overlay/patched/` have those that are pinned for the tests as
+    well.
 
     Args:
         lock: the pins.
@@ -96,23 +103,35 @@ def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[
     )
     if not chosen:
         raise OverlayError('upstream.lock: expected at least one release with use = "deliver", found none: pin one')
-    generated = root / "overlay" / "patched"
+    tested = [] if requirements else [pin for pin in lock.patched() if pin[2].use == "test"]
+    generated, patches = root / "overlay" / "patched", root / "patches"
     check_target(out, root)
     output.check(generated, _GENERATED)
-    for project, _, release in chosen:
+    if not requirements:
+        overlay_wheel.check(root)
+    for project, _, release in (*chosen, *tested):
         source.ensure(project, release.wheel)  # not in a thread, which an interrupt would have to wait for
     with ThreadPoolExecutor(2) as workers:
-        # The index library takes as long to import as an artefact takes to hash, and hashing leaves the interpreter
-        # free.
-        importing = workers.submit(importlib.import_module, "overlay.deliver.index")
-        derived = [_checked(patched) for patched in workers.map(lambda pin: derive(root / "patches", *pin), chosen)]
-        importing.result()
+        # The libraries take as long to import as an artefact takes to hash, and hashing leaves the interpreter free.
+        libraries = ["overlay.deliver.index", *([] if requirements else [overlay_wheel.LIBRARY])]
+        importing = [workers.submit(importlib.import_module, library) for library in libraries]
+        deriving = workers.map(lambda pin: derive(patches, *pin), chosen)
+        made = workers.map(lambda pin: post_images.make(patches, *pin), tested)
+        derived = [_checked(patched) for patched in deriving]
+        overlaid = [*(patched.overlaid for patched in derived), *made]
+        for library in importing:
+            library.result()
+    if requirements:
+        say("the overlay wheel is of all pinned releases: none is built of named ones")
     inside = Path.cwd() if out.resolve() in (Path.cwd(), *Path.cwd().parents) else None
     with output.replaced(generated, lambda _: True, _GENERATED) as overlay:
-        _write_overlay(derived, overlay)
+        post_images.write(overlaid, lock, overlay)
         with output.replaced(out, products(lock, out)) as staging:
-            _write_wheels(derived, staging)
-    wheels = [out / patched.release.built_file for patched in derived]
+            built = [_write_wheel(patched, staging) for patched in derived]
+            if not requirements:
+                built.append(_write_overlay_wheel(root, overlay, staging))
+            _write_index(built, staging)
+    wheels = [out / product.file for product in built]
     for file in wheels:
         say(f"wrote {file}")
     say(f"to install: pip install --find-links {out} --constraint {out / 'constraints.txt'} {chosen[0][0]}")
@@ -151,8 +170,9 @@ def products(lock: Lock, folder: Path) -> Callable[[str], bool]:
     """Which files in `folder`, by their path in it, are this project's: wheels by their names, pages and constraints by
     what is in them too, so that nobody's own `constraints.txt` is taken for ours."""
     projects = "|".join(re.escape(name) for name in lock.packages)
-    pages = "|".join(re.escape(canonicalize_name(name)) for name in lock.packages)
-    wheel = rf"(?:{projects})-[^/]+[+.]overlay\.(?:[0-9]+|g[0-9a-f]+)-[^/]+\.whl"
+    pages = "|".join(re.escape(canonicalize_name(name)) for name in (*lock.packages, OVERLAY))
+    patched_wheel = rf"(?:{projects})-[^/]+[+.]overlay\.(?:[0-9]+|g[0-9a-f]+)-[^/]+\.whl"
+    wheel = rf"(?:{patched_wheel}|{OVERLAY.replace('-', '_')}-[^/]+\.whl)"
     names = re.compile(rf"(?P<wheel>{wheel}(?:\.metadata)?)|constraints\.txt|simple/(?:(?:{pages})/)?index\.html")
     links = re.compile(rf"(?:{pages})/|\.\./\.\./{wheel}")
 
@@ -172,56 +192,36 @@ def products(lock: Lock, folder: Path) -> Callable[[str], bool]:
     return ours
 
 
-def _write_wheels(derived: Sequence[Patched], folder: Path) -> None:
+def _write_wheel(one: Patched, folder: Path) -> "index.Product":
     from overlay.deliver import index
 
-    built = []
-    for one in derived:
-        release = one.release
-        say(f"building {one.release.built_file}")
-        sha256 = save(one.members, folder / one.release.built_file)
-        assert release.built is not None
-        if sha256 != release.built.sha256:
-            raise OverlayError(
-                f"{one.release.built_file}: expected sha256 {release.built.sha256}, found {sha256}: the lock "
-                "is not of this "
-                "series, run overlay lock update"
-            )
-        metadata = metadata_of(one.members)
-        (folder / f"{one.release.built_file}.metadata").write_bytes(metadata)
-        built.append(
-            index.Product(
-                one.project,
-                release.local_version,
-                one.release.built_file,
-                sha256,
-                metadata,
-                hashlib.sha256(metadata).hexdigest(),
-            )
+    release = one.release
+    say(f"building {release.built_file}")
+    sha256 = save(one.members, folder / release.built_file)
+    assert release.built is not None
+    if sha256 != release.built.sha256:
+        raise OverlayError(
+            f"{release.built_file}: expected sha256 {release.built.sha256}, found {sha256}: the lock is not of this "
+            "series, run overlay lock update"
         )
+    return index.Product(one.project, release.local_version, release.built_file, sha256, metadata_of(one.members))
+
+
+def _write_overlay_wheel(root: Path, patched_files: Path, folder: Path) -> "index.Product":
+    from overlay.deliver import index
+
+    say("building the overlay wheel")
+    file = overlay_wheel.build(root, patched_files, folder)
+    content = file.read_bytes()
+    wheel = Wheel.read(content, file.name)
+    sha256 = hashlib.sha256(content).hexdigest()
+    return index.Product(OVERLAY, wheel.version, file.name, sha256, metadata_of(wheel.members))
+
+
+def _write_index(built: Sequence["index.Product"], folder: Path) -> None:
+    from overlay.deliver import index
+
+    for product in built:
+        (folder / f"{product.file}.metadata").write_bytes(product.metadata)
     index.write(folder, built)
     (folder / "constraints.txt").write_text(index.constraints(built, CONSTRAINTS_HEAD), encoding="utf-8")
-
-
-def _write_overlay(derived: Sequence[Patched], folder: Path) -> None:
-    """The post-images that are for the overlay, at `<project>/<version>/<path in the wheel>`, and `manifest.json`
-    over them."""
-    listed = []
-    for one in derived:
-        inside = f"{one.project}/{one.release.version}"
-        for image in one.exchanged:
-            if image.path in one.overlaid:
-                file = folder / inside / image.path
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(image.after)
-        files = [image.exchanged.model_dump() for image in one.exchanged if image.path in one.overlaid]
-        listed.append(
-            {
-                "project": one.project,
-                "version": one.release.version,
-                "series": one.release.series,
-                "files": files,
-            }
-        )
-    manifest = {"format": MANIFEST_FORMAT, "releases": listed}
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")

@@ -1,6 +1,7 @@
 """A static package index over built wheels: pages of the simple repository API as HTML (PEP 503, hashes; PEP 714,
 core metadata)."""
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,14 +18,18 @@ API_VERSION = "1.0"
 
 @dataclass(frozen=True)
 class Product:
-    """A built wheel: its project, local version, file name, sha256, and its METADATA with that file's sha256."""
+    """A built wheel: its project, version, file name, sha256 and METADATA."""
 
     project: str
     version: str
     file: str
     sha256: str
     metadata: bytes
-    metadata_sha256: str
+
+    @property
+    def metadata_sha256(self) -> str:
+        """The sha256 of METADATA."""
+        return hashlib.sha256(self.metadata).hexdigest()
 
 
 def write(folder: Path, products: Iterable[Product]) -> None:

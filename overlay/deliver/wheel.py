@@ -104,6 +104,10 @@ class Wheel:
         """The compatibility tag in the file name: `py3-none-any`."""
         return "-".join(self.name.removesuffix(".whl").split("-")[-3:])
 
+    def has(self, path: str) -> bool:
+        """Whether there is a member at `path`."""
+        return any(member.name == path for member in self.members)
+
     def member(self, path: str) -> archive.Member:
         """The member at `path`. Raises OverlayError where there is none."""
         for member in self.members:

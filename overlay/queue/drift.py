@@ -43,7 +43,8 @@ class Standing:
 
     `blobs` are git's ids of the files that the series touch, by path in the wheel, None where it has no such file.
     `fits` are the series that apply, those of its range first; `reasons` says why each other one does not. `fixed` is
-    the release in which upstream took the change in, if that is not later than this one.
+    the release in which upstream took the change in, if that is not later than this one; `known` says whether the lock
+    names this content as fixed.
     """
 
     project: str
@@ -52,6 +53,7 @@ class Standing:
     fits: tuple[str, ...]
     reasons: Mapping[str, str]
     fixed: str | None
+    known: bool
     pin: lock.Release | None
 
     @property
@@ -88,10 +90,11 @@ class Standing:
 
     @property
     def pinned(self) -> str:
-        """What the lock says: `deliver r1`, `test`, or `no`."""
+        """What the lock says: `deliver r1`, `test`, `fixed`, or `no`."""
         if self.pin is None:
-            return "no"
-        return self.pin.use if self.pin.revision is None else f"{self.pin.use} r{self.pin.revision}"
+            return "fixed" if self.known else "no"
+        use = self.pin.use if self.pin.revision is None else f"{self.pin.use} r{self.pin.revision}"
+        return f"{use} and fixed" if self.known else use
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,18 @@ def survey(
                 judged[same] = _judge(queues, package.prefix, found)
             version = str(offer.version)
             fits = sorted(judged[same][0], key=lambda name: not lock.in_range(project, name, version))
-            fixed = _fixed(queues, offer.version)
-            standings.append(Standing(project, offer, blobs, tuple(fits), judged[same][1], fixed, pinned.get(version)))
+            standings.append(
+                Standing(
+                    project,
+                    offer,
+                    blobs,
+                    tuple(fits),
+                    judged[same][1],
+                    _fixed(queues, offer.version),
+                    _known(package, version, blobs),
+                    pinned.get(version),
+                )
+            )
             progress.advance(1)
     return Survey(project, files, tuple(standings), yanked, pre_releases)
 
@@ -232,6 +245,18 @@ def _fixed(queues: Sequence[Series], version: Version) -> str | None:
     return next((release for release in sorted(applied, key=Version) if Version(release) <= version), None)
 
 
+def _known(package: Package, version: str, blobs: Mapping[str, str | None]) -> bool:
+    """Whether the lock names these contents as fixed. Raises OverlayError where it says others of this release."""
+    for fixed in package.fixed:
+        for file in fixed.files:
+            if fixed.version == version and blobs[file.path] != file.blob:
+                raise OverlayError(
+                    f"upstream.lock: expected the blob {file.blob} at {file.path} in the fixed {version}, found "
+                    f"{blobs[file.path]}: correct it in the lock"
+                )
+    return any(all(blobs[file.path] == file.blob for file in fixed.files) for fixed in package.fixed)
+
+
 def _first(name: str) -> Version:
     """The first release in the range of a series."""
     return Version(name.split("-")[1])
@@ -265,7 +290,7 @@ def markdown(surveys: Sequence[Survey]) -> str:
             group = list(grouped)
             days = [one.uploaded for one in group if one.uploaded]
             pins = [
-                one.pinned if len(group) == 1 else f"{one.version} {one.pinned}" for one in group if one.pin is not None
+                one.pinned if len(group) == 1 else f"{one.version} {one.pinned}" for one in group if one.pinned != "no"
             ]
             versions = _span(group[0].version, group[-1].version)
             cells = (
@@ -300,6 +325,7 @@ def _plain(survey: Survey) -> dict[str, Any]:
                 "fits": one.fits,
                 "reasons": one.reasons,
                 "fixed-upstream": one.fixed,
+                "known-fixed": one.known,
                 "pinned": None if one.pin is None else {"use": one.pin.use, "revision": one.pin.revision},
             }
             for one in survey.standings

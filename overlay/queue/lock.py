@@ -114,6 +114,21 @@ class Exchanged(_Table):
     after: BlobId
 
 
+class Right(_Table):
+    """A file of the wheel that upstream has mended, with its git blob id."""
+
+    path: RelativePath
+    blob: BlobId
+
+
+class Fixed(_Table):
+    """The first release with these contents of files that a series changes in earlier ones, and that upstream has
+    mended: the overlay leaves them alone."""
+
+    version: PublicVersion
+    files: Annotated[tuple[Right, ...], Field(strict=False, min_length=1)]
+
+
 class Release(_Table):
     """One version of an upstream package.
 
@@ -190,6 +205,7 @@ class Package(_Table):
     version_file: RelativePath | None = None
     commit: Commit | None = None
     releases: Annotated[tuple[Release, ...], Field(strict=False)]
+    fixed: Annotated[tuple[Fixed, ...], Field(strict=False)] = ()
     companions: Annotated[tuple[Companion, ...], Field(strict=False)] = ()
 
     def companion(self, project: str, version: str | None = None) -> Companion:
@@ -220,6 +236,13 @@ class Lock(_Table):
         for name, package in self.packages.items():
             for release in package.releases:
                 if release.use == "deliver":
+                    yield name, package, release
+
+    def patched(self) -> Iterator[tuple[str, Package, Release]]:
+        """Every release that has a series, delivered or for the tests, in the order of the file."""
+        for name, package in self.packages.items():
+            for release in package.releases:
+                if release.series is not None:
                     yield name, package, release
 
     def find(self, requirement: str, *, use: str | None = None) -> tuple[str, Package, Release]:
@@ -474,6 +497,7 @@ def _check(lock: Lock) -> None:
                 raise _Problem((*here, "version"), f"{release.version} is pinned twice: keep one of the two")
             seen.add(release.version)
             _check_release(name, release, here)
+        _check_fixed(package, (*at, "fixed"))
         _check_companions(package.companions, (*at, "companions"))
 
 
@@ -524,6 +548,48 @@ def _check_release(name: str, release: Release, at: Location) -> None:
                 raise _Problem(
                     (*at, "files"), "missing: expected the files that are exchanged: run overlay lock update"
                 )
+
+
+def _check_fixed(package: Package, at: Location) -> None:
+    changed = {file.path for release in package.releases for file in release.files}
+    ours = {(file.path, blob) for release in package.releases for file in release.files for blob in _blobs(file)}
+    with_series = {release.version: release.series for release in package.releases if release.series is not None}
+    versions: set[str] = set()
+    known: dict[tuple[str, str], str] = {}
+    for position, fixed in enumerate(package.fixed):
+        here = (*at, position)
+        if fixed.version in versions:
+            raise _Problem((*here, "version"), f"{fixed.version} is named twice: keep one of the two")
+        if fixed.version in with_series:
+            raise _Problem(
+                (*here, "version"),
+                f"expected a release without a series, found {fixed.version}, which has {with_series[fixed.version]}: "
+                "take one of the two out",
+            )
+        versions.add(fixed.version)
+        paths: set[str] = set()
+        for number, file in enumerate(fixed.files):
+            there = (*here, "files", number)
+            if file.path in paths:
+                raise _Problem((*there, "path"), f"{file.path} is named twice: keep one of the two")
+            paths.add(file.path)
+            if file.path not in changed:
+                raise _Problem(
+                    (*there, "path"), f"expected a file that a series changes, found {file.path}: take it out"
+                )
+            if (file.path, file.blob) in known:
+                raise _Problem(
+                    (*there, "blob"), f"{file.blob} is that of {known[file.path, file.blob]} already: keep the first"
+                )
+            if (file.path, file.blob) in ours:
+                raise _Problem(
+                    (*there, "blob"), f"expected a file that upstream has mended, found one of a series: {file.blob}"
+                )
+            known[file.path, file.blob] = fixed.version
+
+
+def _blobs(file: Exchanged) -> tuple[str, str]:
+    return file.before, file.after
 
 
 def _check_companions(companions: tuple[Companion, ...], at: Location) -> None:

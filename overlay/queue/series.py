@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from overlay.errors import OverlayError, naming
+from overlay.manifest import Fault
 from overlay.queue import git
 from overlay.queue.lock import relative_path
 
@@ -23,8 +24,14 @@ TRAILERS = {
     "Applied-Upstream": re.compile(r"no|[0-9]+(\.[0-9]+)+"),
     "Last-Update": re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"),
 }
-"""The trailers that every patch must have, and what they look like; `Delivery` may be left out, and then means all."""
+"""The trailers that every patch must have, and what they look like."""
 
+OPTIONAL = ("Delivery", "Fault")
+"""The trailers that may be left out. `Delivery: wheel, overlay, pull-request` says who takes the patch; without it, all
+do. `Fault: <code>: <what the user sees>`, one for each fault that the patch mends, is what the overlay says of a
+package that lacks it; a code is in one patch of a series."""
+
+_FAULT = re.compile(r"([a-z0-9-]+): +(\S.*)")
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _TRAILER = re.compile(r"([A-Za-z][A-Za-z-]*): +(\S.*)")
 
@@ -43,8 +50,8 @@ class Hunk:
 class Patch:
     """A `git format-patch` file.
 
-    `paths` are the paths in upstream's git tree that it changes, `before` the abbreviated blob id that it was made
-    against, by path.
+    `faults` are those that it mends, `paths` the paths in upstream's git tree that it changes, `before` the abbreviated
+    blob id that it was made against, by path.
     """
 
     file: Path
@@ -52,6 +59,7 @@ class Patch:
     reason: str
     trailers: Mapping[str, str]
     delivery: frozenset[Delivery]
+    faults: tuple[Fault, ...]
     paths: tuple[str, ...]
     created: frozenset[str]
     before: Mapping[str, str]
@@ -73,6 +81,10 @@ class Series:
     def paths(self, delivery: Delivery) -> tuple[str, ...]:
         """The paths in upstream's git tree that this delivery changes, in the order of the patches."""
         return tuple(dict.fromkeys(path for patch in self.for_delivery(delivery) for path in patch.paths))
+
+    def faults(self, delivery: Delivery) -> tuple[Fault, ...]:
+        """The faults that this delivery mends, in the order of the patches."""
+        return tuple(fault for patch in self.for_delivery(delivery) for fault in patch.faults)
 
 
 def read(folder: Path) -> Series:
@@ -103,6 +115,7 @@ def read(folder: Path) -> Series:
             raise OverlayError(f"{stray} is not named in {listing}: name it there, or take the file away")
     series = Series(folder.name, folder, tuple(read_patch(folder / name) for name in names))
     _check_deliveries(series)
+    _check_faults(series)
     return series
 
 
@@ -127,6 +140,17 @@ def _check_deliveries(series: Series) -> None:
                 raise OverlayError(
                     f"{patch.file}: Delivery: expected wheel beside overlay: a post-image is the same in both"
                 )
+
+
+def _check_faults(series: Series) -> None:
+    seen: dict[str, Path] = {}
+    for patch in series.patches:
+        for fault in patch.faults:
+            if fault.code in seen:
+                raise OverlayError(
+                    f"{patch.file}: Fault: {fault.code} is that of {seen[fault.code].name} already: keep one of the two"
+                )
+            seen[fault.code] = patch.file
 
 
 def read_patch(file: Path) -> Patch:
@@ -157,7 +181,8 @@ def read_patch(file: Path) -> Patch:
             "export it with git format-patch"
         )
     paragraphs = [paragraph.strip("\n") for paragraph in re.split(r"\n\s*\n", description.strip("\n"))]
-    trailers = {row[1]: row[2] for row in map(_TRAILER.fullmatch, paragraphs[-1].splitlines()) if row}
+    rows = paragraphs[-1].splitlines()
+    trailers = {row[1]: row[2] for row in map(_TRAILER.fullmatch, rows) if row}
     _check_trailers(file, trailers)
     reason = "\n\n".join(paragraphs[:-1])
     if not reason:
@@ -165,7 +190,8 @@ def read_patch(file: Path) -> Patch:
             f"{file}: expected the reason for the change in the message, found only trailers: say why it is needed"
         )
     paths, created, before, hunks = _content(file, text, text.count("\n", 0, len(text) - len(body)))
-    return Patch(file, subject, reason, trailers, _delivery(file, trailers), paths, created, before, hunks)
+    delivery, faults = _delivery(file, trailers), _faults(file, rows)
+    return Patch(file, subject, reason, trailers, delivery, faults, paths, created, before, hunks)
 
 
 def _check_trailers(file: Path, trailers: Mapping[str, str]) -> None:
@@ -179,10 +205,10 @@ def _check_trailers(file: Path, trailers: Mapping[str, str]) -> None:
             expected = "a day such as 2026-11-29" if name == "Last-Update" else "a release such as 2.16.0, or no"
             raise OverlayError(f"{file}: {name}: expected {expected}, found {trailers[name]!r}: correct the trailer")
     for name in trailers:
-        if name not in (*TRAILERS, "Delivery") and not name.endswith("-by"):
+        if name not in (*TRAILERS, *OPTIONAL) and not name.endswith("-by"):
             raise OverlayError(
-                f"{file}: expected the trailers {', '.join((*TRAILERS, 'Delivery'))}, found {name!r}: correct "
-                "the trailer"
+                f"{file}: expected the trailers {', '.join((*TRAILERS, *OPTIONAL))}, found {name!r}: correct the "
+                "trailer"
             )
 
 
@@ -210,6 +236,22 @@ def _delivery(file: Path, trailers: Mapping[str, str]) -> frozenset[Delivery]:
                 f"{file}: Delivery: expected some of {', '.join(known)}, found {name!r}: correct the trailer"
             )
     return frozenset(delivery for delivery in known if delivery in names)
+
+
+def _faults(file: Path, rows: Sequence[str]) -> tuple[Fault, ...]:
+    """The faults in the last paragraph of a message."""
+    faults = []
+    for row, following in zip(rows, (*rows[1:], ""), strict=True):
+        if not row.startswith("Fault:"):
+            continue
+        found = _FAULT.fullmatch(row.removeprefix("Fault:").strip())
+        if found is None or following.startswith((" ", "\t")):
+            raise OverlayError(
+                f"{file}: Fault: expected a code of a-z, 0-9 and -, a colon and one line of what the user sees, found "
+                f"{row + following if found else row!r}: correct the trailer"
+            )
+        faults.append(Fault(found[1], found[2]))
+    return tuple(faults)
 
 
 def _content(

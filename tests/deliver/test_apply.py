@@ -1,6 +1,6 @@
 import re
 
-from tests.sample import PRODUCTS, Sample, snapshot
+from tests.sample import PRODUCTS, Sample, overlay_wheel_in, snapshot
 
 
 def test_apply_writes_the_products_and_nothing_else(sample: Sample) -> None:
@@ -9,12 +9,15 @@ def test_apply_writes_the_products_and_nothing_else(sample: Sample) -> None:
     assert found is not None
     assert set(found) == {
         *PRODUCTS,
-        *(f"{name}.metadata" for name in PRODUCTS),
+        overlay_wheel_in(sample.out),
+        *(f"{name}.metadata" for name in (*PRODUCTS, overlay_wheel_in(sample.out))),
         "constraints.txt",
         "simple",
         "simple/index.html",
         "simple/demo",
         "simple/demo/index.html",
+        "simple/modeling-overlay",
+        "simple/modeling-overlay/index.html",
         "simple/plain",
         "simple/plain/index.html",
     }
@@ -50,4 +53,5 @@ def test_many_versions_have_one_comment(sample: Sample) -> None:
         "# demo==1.1+overlay.1",
         "# demo==2.0+overlay.1",
         "plain==3.0+overlay.1",
+        f"modeling-overlay=={overlay_wheel_in(sample.out).split('-')[1]}",
     ]

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from overlay import cli
-from overlay.deliver import output
+from overlay.deliver import output, overlay_wheel
 from overlay.errors import OverlayError
 from tests.queue.server import Handler, serving
-from tests.sample import PRODUCTS, Entry, Sample, snapshot
+from tests.sample import PRODUCTS, Entry, Sample, overlay_wheel_in, snapshot
 
 State = dict[str, Entry] | None
 ROOT = os.geteuid() == 0
@@ -60,7 +60,9 @@ def untouched(folder: Path) -> dict[str, tuple[object, ...]]:
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         ours = re.fullmatch(
-            r"[^/]+\+overlay[^/]+|constraints\.txt|simple(/(demo|plain))?|simple/((demo|plain)/)?index\.html", name
+            r"([^/]+\+|modeling_)overlay[^/]+|constraints\.txt|simple(/(demo|plain|modeling-overlay))?|"
+            r"simple/((demo|plain|modeling-overlay)/)?index\.html",
+            name,
         )
         if ours:
             continue
@@ -81,6 +83,7 @@ def siblings(sample: Sample) -> set[str]:
         for folder in (sample.out.parent, sample.patched.parent)
         if folder.exists()
         for path in folder.iterdir()
+        if path not in (sample.root / "overlay" / name for name in ("__init__.py", "modeling_overlay.pth"))
     }
 
 
@@ -132,6 +135,7 @@ def forked(sample: Sample, arguments: list[str], killed_at: int = 0, how: type[K
     """Runs `overlay` in a fork of this process, which has everything imported; how it ended, as os.waitpid says."""
     importlib.import_module("overlay.deliver.apply")
     importlib.import_module("overlay.deliver.index")
+    importlib.import_module(overlay_wheel.LIBRARY)
     child = os.fork()
     if child == 0:
         try:
@@ -258,10 +262,10 @@ def test_what_is_not_ours_stays(sample: Sample) -> None:
     assert untouched(sample.out) == kept
     sample.apply().succeeds()
     assert untouched(sample.out) == kept
-    assert set(PRODUCTS) <= shape(snapshot(sample.out))
+    assert {*PRODUCTS, overlay_wheel_in(sample.out)} <= shape(snapshot(sample.out))
     sample.apply("plain==3.0").succeeds()
     assert untouched(sample.out) == kept
-    assert {name for name in shape(snapshot(sample.out)) if name.endswith("overlay.1-py3-none-any.whl")} == {
+    assert {name for name in shape(snapshot(sample.out)) if "overlay" in name and name.endswith(".whl")} == {
         PRODUCTS[2]
     }
     assert not (sample.out / "simple" / "demo" / "index.html").exists(), "its wheel is gone"
@@ -338,7 +342,7 @@ def test_out_is_a_link(sample: Sample) -> None:
     sample.out.symlink_to(elsewhere)
     sample.apply().succeeds()
     assert sample.out.is_symlink()
-    assert set(PRODUCTS) <= shape(snapshot(elsewhere))
+    assert {*PRODUCTS, overlay_wheel_in(elsewhere)} <= shape(snapshot(elsewhere))
 
 
 @pytest.mark.parametrize(
@@ -358,7 +362,7 @@ def test_out_is_a_link(sample: Sample) -> None:
 def test_the_name_of_out(sample: Sample, name: str) -> None:
     out = sample.folder / "out" / name
     sample.overlay("apply", "--out", f"{sample.folder}/out/{name}").succeeds()
-    assert set(PRODUCTS) <= shape(snapshot(out))
+    assert {*PRODUCTS, overlay_wheel_in(out)} <= shape(snapshot(out))
     left = out.parent / f".{out.name}.overlay-{out.stat().st_ino + 1}"  # as a killed run leaves it
     left.mkdir()
     (left / PRODUCTS[0]).write_text("half of it")
@@ -383,7 +387,7 @@ def test_a_root_with_spaces_and_other_letters(sample: Sample) -> None:
     moved.overlay("lock", "update").succeeds()
     assert (
         moved.overlay("apply", "--out", "dist").succeeds().stderr.splitlines()[-2]
-        == f"overlay: wrote dist/{PRODUCTS[2]}"
+        == f"overlay: wrote dist/{overlay_wheel_in(sample.out)}"
     )
 
 
@@ -498,7 +502,7 @@ def test_an_old_product_is_immutable(sample: Sample) -> None:
     try:
         for _ in range(2):
             assert f"{PRODUCTS[0]} cannot be removed" in sample.apply().succeeds().stderr
-            assert set(PRODUCTS) <= shape(snapshot(sample.out))
+            assert {*PRODUCTS, overlay_wheel_in(sample.out)} <= shape(snapshot(sample.out))
     finally:
         for file in sample.out.parent.glob(f"*/{PRODUCTS[0]}"):
             subprocess.run(["chattr", "-i", str(file)], check=True)
@@ -559,7 +563,7 @@ def test_several_runs_at_once(sample: Sample) -> None:
     assert siblings(sample) == {"out/dist", "overlay/patched"}
     assert [path.name for path in other.parent.iterdir()] == ["dist"]
     for folder in (sample.out, other):
-        assert set(PRODUCTS) <= shape(snapshot(folder))
+        assert {*PRODUCTS, overlay_wheel_in(folder)} <= shape(snapshot(folder))
 
 
 def test_runs_of_users_who_share_no_cache(sample: Sample) -> None:

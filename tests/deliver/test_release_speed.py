@@ -7,6 +7,7 @@ import pytest
 from tests.deliver import build_speed
 
 
+@pytest.mark.alone
 def test_build_is_quick(capsys: pytest.CaptureFixture[str]) -> None:
     """Other load lengthens the shortest way most, so one measurement out of three has to be within the limits."""
     for _ in range(3):

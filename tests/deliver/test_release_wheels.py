@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from installer.sources import WheelFile
 
+from overlay.deliver import overlay_wheel
 from overlay.queue import git, lock, source
 from tests import variants
 
@@ -112,28 +113,37 @@ def pythons() -> list[str]:
 
 
 def apply(folder: Path, interpreter: str, umask: int, time_zone: str, *, clock: str) -> dict[str, bytes]:
-    """What `scripts/apply.sh` makes with another Python, folder, umask and time zone."""
+    """What `scripts/apply.sh` makes of the checkout in `folder` with another Python, umask and time zone."""
     out = folder / "out"
-    command = [str(variants.ROOT / "scripts" / "apply.sh"), "--root", str(copied_root(folder)), "--out", str(out)]
-    environment = os.environ | {"PYTHON": interpreter, "TZ": time_zone, "PYTHONHASHSEED": clock}
+    command = [str(variants.ROOT / "scripts" / "apply.sh"), "--root", str(folder / "root"), "--out", str(out)]
+    environment = os.environ | {
+        "PYTHON": interpreter,
+        "TZ": time_zone,
+        "PYTHONHASHSEED": clock,
+        "SOURCE_DATE_EPOCH": clock,
+    }
     subprocess.run(command, env=environment, umask=umask, check=True, cwd=folder)
     return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
 
 def copied_root(folder: Path) -> Path:
-    """The lock and the patches, copied, so that the checkout's own `overlay/patched/` is left alone."""
+    """What the products are made from, copied, so that the checkout's own `overlay/patched/` is left alone."""
     root = folder / "root"
-    (root / "overlay").mkdir(parents=True)
-    shutil.copy(variants.ROOT / "upstream.lock", root)
     shutil.copytree(variants.ROOT / "patches", root / "patches")
+    shutil.copytree(
+        variants.ROOT / "overlay", root / "overlay", ignore=shutil.ignore_patterns("patched", "__pycache__")
+    )
+    for name in ("upstream.lock", *overlay_wheel.SOURCES):
+        shutil.copy(variants.ROOT / name, root)
     return root
 
 
 def test_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
     others = pythons()
     one, two = tmp_path / "one", tmp_path / "another folder, né"
-    one.mkdir()
-    two.mkdir()
+    shutil.copytree(copied_root(one), two / "root")
+    for file in (two / "root").rglob("*"):
+        file.chmod(0o755)  # as on a file system without modes
     first = apply(one, sys.executable, 0o022, "UTC", clock="1")
     second = apply(two, others[-1] if others else sys.executable, 0o077, "Asia/Kolkata", clock="2")
     assert first == second
@@ -143,7 +153,9 @@ def test_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
     }
     assert sorted(first) == [
         "constraints.txt",
+        *(f"{variants.overlay_wheel().name}{suffix}" for suffix in ("", ".metadata")),
         "simple/index.html",
+        "simple/modeling-overlay/index.html",
         "simple/transformer-engine/index.html",
         "simple/transformers/index.html",
         *sorted(

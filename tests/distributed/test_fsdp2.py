@@ -61,7 +61,7 @@ def lost(measured: Measured) -> list[Row]:
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_the_build_that_was_meant_is_measured_in_every_case(table: Table, variant: Variant) -> None:
-    label = "+overlay." if variant.kind == "patched" else ""
+    label = variant.label
     assert measured(table, variant)["transformers"].startswith(variant.release + label)
     rows = {(row["case"], row["reentrant"], row["ranks"]) for row in measured(table, variant)["rows"]}
     assert rows == {(case, mode, ranks) for case in CASES for mode in (True, False) for ranks in (1, 2)}

@@ -45,7 +45,7 @@ def measured() -> dict[Variant, Measured]:
 
 @pytest.mark.parametrize("variant", COLUMNS, ids=str)
 def test_no_set_up_is_left_out(measured: dict[Variant, Measured], variant: Variant) -> None:
-    label = "+overlay." if variant.kind == "patched" else ""
+    label = variant.label
     assert measured[variant]["transformers"].startswith(variant.release + label)
     assert {(row["ranks"], row["set-up"]) for row in measured[variant]["rows"]} == set(EXPECTED)
 

@@ -98,7 +98,7 @@ def measured(pytestconfig: pytest.Config) -> dict[Variant, Measured]:
 
 @pytest.mark.parametrize("variant", [*STOCK, *PATCHED, LATEST], ids=str)
 def test_no_set_up_is_left_out(measured: dict[Variant, Measured], variant: Variant) -> None:
-    label = "+overlay." if variant.kind == "patched" else ""
+    label = variant.label
     assert measured[variant]["transformers"].startswith(variant.release + label)
     found = {(row["ranks"], row["set-up"]) for row in measured[variant]["rows"]}
     assert found == set(EXPECTED) - (NOT_IN_5_14 if variant.release == "5.14.1" else set())

@@ -96,7 +96,7 @@ def word(error: float | str) -> str:
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_no_case_is_left_out(measured: Columns, variant: Variant) -> None:
-    label = "+overlay." if variant.kind == "patched" else ""
+    label = variant.label
     assert measured[variant]["transformers"].startswith(variant.release + label)
     found = {(row["case"], row["sharded"]) for row in measured[variant]["rows"]}
     assert found == {(case, sharded) for case in EXPECTED for sharded in (BOTH, ALONE)}

@@ -172,8 +172,8 @@ def test_no_git(checkout: Checkout, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "to_pytest"),
     [
-        ([], []),
         (["-k", "fsdp2"], ["-k", "fsdp2"]),
+        (["--collect-only"], ["--collect-only"]),
         (["fsdp2", "--torch", "2.11"], ["tests/distributed/test_fsdp2.py", "--torch", "2.11"]),
     ],
 )
@@ -190,6 +190,24 @@ def test_the_first_word_of_test_sh_may_name_a_suite(
     monkeypatch.setattr(pytest, "main", pytest_main)
     assert suites.main(arguments) == 3
     assert calls == [(to_pytest, ROOT)]
+
+
+@pytest.mark.parametrize(("first", "second", "code"), [(0, 0, 0), (0, 1, 1), (1, 0, 1), (2, 0, 2)])
+def test_what_measures_time_runs_after_everything_else(
+    first: int, second: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes, calls = [first, second], []
+
+    def pytest_main(given: list[str]) -> int:
+        calls.append(given)
+        return codes[len(calls) - 1]
+
+    monkeypatch.setattr(pytest, "main", pytest_main)
+    monkeypatch.chdir("/")
+    assert suites.main(["--delivery=overlay"]) == code
+    side_by_side = [f"--numprocesses={suites.PROCESSES}", "--dist=loadfile", "-m", "not alone"]
+    expected = [[*side_by_side, "--delivery=overlay"], ["-m", "alone", "--delivery=overlay"]]
+    assert calls == expected[: 1 if first == 2 else 2]
 
 
 def test_pip_settings_that_would_install_elsewhere_are_left_out(checkout: Checkout, tmp_path: Path) -> None:
@@ -217,4 +235,4 @@ def test_variables_of_another_python_do_no_harm(checkout: Checkout) -> None:
 def test_a_misspelt_suite_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert suites.main(["speeed"]) == 2
     said = capsys.readouterr().err
-    assert "expected a suite (fsdp2, gpu, overhead, speed, te, upstream) or a path, found 'speeed'" in said
+    assert "expected a suite (fsdp2, gpu, overhead, speed, startup, te, upstream) or a path, found 'speeed'" in said

@@ -36,6 +36,19 @@ use = "test"
 sdist = {{ file = "framework-3.2.tar.gz", size = 4, sha256 = "{"4" * 64}" }}
 """
 
+FIXED = f"""
+[[packages.plain.fixed]]
+version = "3.1"
+files = [
+  {{ path = "plain/core.py", blob = "{"1" * 40}" }},
+  {{ path = "plain/layers/block.py", blob = "{"2" * 40}" }},
+]
+
+[[packages.plain.fixed]]
+version = "3.2"
+files = [{{ path = "plain/core.py", blob = "{"3" * 40}" }}]
+"""
+
 
 @pytest.fixture
 def text(template: Sample) -> str:
@@ -334,6 +347,64 @@ def test_a_key_twice_in_a_companion(text: str) -> None:
     assert refused(doubled).startswith(f"upstream.lock: line {text.count(chr(10)) + 6}: use: a key or table that is")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "key", "there", "what"),
+    [
+        pytest.param(
+            'version = "3.1"\n', 'version = "3.1"\nuse = 1\n', "[0].use", "use = 1", "unknown key", id="unknown key"
+        ),
+        pytest.param(
+            "{ path", "{ after = 1, path", "[0].files[0].after", "after = 1", "unknown key", id="unknown key of a file"
+        ),
+        pytest.param('version = "3.1"\n', "", "[0].version", "[[packages.plain.fixed]]", "missing", id="no version"),
+        pytest.param(
+            'version = "3.1"', 'version = "v3.1"', "[0].version", '"v3.1"', "in its normal form", id="normal form"
+        ),
+        pytest.param('"3.2"', '"3.1"', "[1].version", None, "3.1 is named twice: keep one", id="release twice"),
+        pytest.param(
+            '"3.1"', '"3.0"', "[0].version", '"3.0"', "expected a release without a series, found 3.0", id="patched"
+        ),
+        pytest.param(
+            "layers/block.py", "core.py", "[0].files[1].path", None, "plain/core.py is named twice", id="file twice"
+        ),
+        pytest.param(
+            "layers/block.py", "layers.py", "[0].files[1].path", None, "expected a file that a series", id="other file"
+        ),
+        pytest.param("plain/core.py", "../core.py", "[0].files[0].path", None, "without '..'", id="path leads out"),
+        pytest.param("1" * 40, "1" * 39, "[0].files[0].blob", None, "a git blob id of 40 hex digits", id="no blob id"),
+        pytest.param("3" * 40, "1" * 40, "[1].files[0].blob", None, "is that of 3.1 already: keep", id="content twice"),
+        pytest.param(
+            'files = [{ path = "plain/core.py", blob = "' + "3" * 40 + '" }]',
+            "files = []",
+            "[1].files",
+            "files = []",
+            "at least 1",
+            id="no files",
+        ),
+    ],
+)
+def test_an_error_in_what_is_fixed_names_the_key_and_the_line(
+    text: str, old: str, new: str, key: str, there: str | None, what: str
+) -> None:
+    assert lock.parse(text + FIXED).packages["plain"].fixed[1].files[0].blob == "3" * 40
+    assert old in FIXED
+    broken = FIXED.replace(old, new, 1)
+    said = refused(text + broken)
+    assert f"packages.plain.fixed{key}: " in said
+    assert what in said
+    if there is not None:
+        number = text.count("\n") + line_of(broken, there)
+        assert said.startswith(f"upstream.lock:{number}: packages.plain.fixed{key}: ")
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_what_is_fixed_is_no_file_of_a_series(text: str, side: str) -> None:
+    found = re.search(rf'path = "plain/core.py", .*{side} = "([0-9a-f]+)"', text)
+    assert found is not None
+    said = refused(text + FIXED.replace("1" * 40, found[1]))
+    assert "packages.plain.fixed[0].files[0].blob: expected a file that upstream has mended, found one of a" in said
+
+
 def test_a_companion_is_an_sdist_or_wheels(text: str) -> None:
     wheels = 'wheels = [{ file = "framework-3.2-py3-none-any.whl", size = 1, sha256 = "%s" }]\n' % ("5" * 64)
     assert "companions[2].sdist: expected an sdist or wheels, found both" in refused(text + COMPANIONS + wheels)
@@ -419,21 +490,23 @@ def test_line_ends_mode_and_link_survive(sample: Sample) -> None:
     sample.lock.unlink()
     sample.lock.symlink_to(elsewhere)
     sample.rewrite(1, "value - 30", "value - 31")
+    there = {path.name for path in sample.root.iterdir()}
     sample.overlay("lock", "update", "demo==1.0").succeeds()
     assert sample.lock.is_symlink()
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o640
     content = elsewhere.read_bytes()
     assert b"revision = 5\r\n" in content
     assert content.count(b"\n") - content.count(b"\r\n") <= 5, "only the rows of the exchanged files are new"
-    assert sorted(path.name for path in sample.root.iterdir()) == ["overlay", "patches", "upstream.lock"]
+    assert {path.name for path in sample.root.iterdir()} == there
 
 
 def test_a_failed_update_leaves_the_lock(sample: Sample) -> None:
     before = sample.lock.read_bytes()
+    there = {path.name for path in sample.root.iterdir()}
     sample.rewrite(1, "    return value + 30", "    return value + 31")
     sample.overlay("lock", "update").fails("does not fit")
     assert sample.lock.read_bytes() == before
-    assert sorted(path.name for path in sample.root.iterdir()) == ["overlay", "patches", "upstream.lock"]
+    assert {path.name for path in sample.root.iterdir()} == there
 
 
 def test_a_lock_that_is_up_to_date_is_not_written(sample: Sample) -> None:

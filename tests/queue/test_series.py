@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import OverlayError
+from overlay.manifest import Fault
 from overlay.queue import git as program
 from overlay.queue import series
-from tests.sample import Sample, git, snapshot, upstream
+from tests.sample import PRODUCTS, Sample, git, overlay_wheel_in, snapshot, upstream
 
 CORE = "src/demo/core.py"
 BLOCK = "src/demo/layers/block.py"
@@ -64,6 +65,17 @@ def test_a_delivery_is_all_where_none_is_named(tmp_path: Path, first: str) -> No
     file = tmp_path / "0001-x.patch"
     file.write_text(first.replace("Delivery: wheel, overlay, pull-request\n", ""))
     assert series.read_patch(file).delivery == {"wheel", "overlay", "pull-request"}
+
+
+def test_faults_are_read(sample: Sample) -> None:
+    sample.rewrite(1, "Bug: https", "Fault: lost: gradients, without an error\nFault: late: nothing\nBug: https")
+    sample.rewrite(3, "Bug: https", "Fault: untested: nobody sees it\nBug: https")
+    found = series.read(sample.root / "patches" / "demo-1.0-1.1")
+    lost, late = Fault("lost", "gradients, without an error"), Fault("late", "nothing")
+    assert [patch.faults for patch in found.patches] == [(lost, late), (), (Fault("untested", "nobody sees it"),)]
+    assert found.faults("overlay") == (lost, late)
+    sample.rewrite(2, "Bug: https", "Fault: late: once more\nBug: https")
+    sample.overlay("lock", "check").fails("0002-", "Fault: late is that of 0001-", "already: keep one of the two")
 
 
 def test_words_of_the_reason_are_no_part_of_the_diff(tmp_path: Path, first: str) -> None:
@@ -156,6 +168,17 @@ CHANGE = "\ndiff --git a/{0} b/{0}\nindex 573ad40..573ad41 100644\n--- a/{0}\n++
             "wheel, ",
             "Delivery: expected some of",
             id="Delivery with nothing after the comma",
+        ),
+        pytest.param(
+            "Bug: https", "Fault: Lost: a line\nBug: https", "Fault: expected a code of a-z", id="code in capitals"
+        ),
+        pytest.param("Bug: https", "Fault: a line\nBug: https", "found 'Fault: a line'", id="no code"),
+        pytest.param("Bug: https", "Fault: lost:\nBug: https", "found 'Fault: lost:'", id="nothing that is seen"),
+        pytest.param(
+            "Bug: https",
+            "Fault: lost: a line\n and another\nBug: https",
+            "one line of what the user sees, found 'Fault: lost: a line and another'",
+            id="two lines that are seen",
         ),
         pytest.param("The sample is wrong there, and this mends it.\n\n", "", "expected the reason", id="no reason"),
         pytest.param(
@@ -411,7 +434,8 @@ def test_apply_from_inside_a_hostile_repository(
     temporary.mkdir()
     sample.variables["TMPDIR"] = str(temporary)
     sample.overlay("apply", "--out", "dist", cwd=repository / "src").succeeds()
-    assert len(list((repository / "src" / "dist").glob("*.whl"))) == 3
+    dist = repository / "src" / "dist"
+    assert {file.name for file in dist.glob("*.whl")} == {*PRODUCTS, overlay_wheel_in(dist)}
     assert list(temporary.iterdir()) == []
     temporary.rmdir()
     found = snapshot(repository)

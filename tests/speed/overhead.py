@@ -177,6 +177,6 @@ def _turns() -> Iterator[dict[Variant, Turn]]:
             path = f"{installed(build)}{os.pathsep}{ROOT}"
             turns[build] = stack.enter_context(turn(command, kept | {"PYTHONPATH": path}))
         for build, one in turns.items():
-            label = "+overlay." if build.kind == "patched" else ""
+            label = build.label
             assert one.ask("build").startswith(build.release + label)
         yield turns

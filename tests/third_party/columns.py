@@ -54,7 +54,7 @@ def fails(error: str, setups: Sequence[str] = SETUPS) -> Scenario:
 
 def rows(columns: Columns, variant: Variant) -> Mapping[str, Scenario]:
     """The scenarios of a variant, which is the one that was meant."""
-    label = "+overlay." if variant.kind == "patched" else ""
+    label = variant.label
     assert columns[variant]["transformers"].startswith(variant.release + label)
     found: Mapping[str, Scenario] = columns[variant]["rows"]
     return found

@@ -27,7 +27,7 @@ def columns() -> Columns:
 
 
 def errors(columns: Columns, variant: Variant) -> dict[tuple[str, bool], Any]:
-    label = "+overlay." if variant.kind == "patched" else ""
+    label = variant.label
     assert columns[variant]["transformers"].startswith(variant.release + label)
     return {(row["case"], row["reentrant"]): row["error"] for row in columns[variant]["rows"]}
 

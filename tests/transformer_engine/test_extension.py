@@ -176,7 +176,7 @@ extension.built(pathlib.Path({str(environment.sdist)!r}), pathlib.Path({str(envi
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
-    process.wait(20)
+    process.wait(120)
     child = int(running.read_text())
     if number == signal.SIGINT:
         with pytest.raises(ProcessLookupError):

@@ -7,6 +7,7 @@ patched, is laid over it together with the extension.
 import functools
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from packaging.version import Version
 
 from overlay import environments
 from overlay.queue import lock, source
+from tests import variants
 from tests.transformer_engine.native import extension
 from tests.variants import ROOT, Variant, run_worker, wheel
 
@@ -28,7 +30,11 @@ def stock(release: str = RELEASE) -> Variant:
 
 
 def patched(release: str = RELEASE) -> Variant:
-    return Variant("patched", release, PROJECT)
+    return Variant("patched", release, PROJECT, "wheel")
+
+
+def overlaid(release: str = RELEASE) -> Variant:
+    return Variant("patched", release, PROJECT, "overlay")
 
 
 @functools.cache
@@ -69,6 +75,11 @@ def extension_wheel(native: str = RELEASE) -> Path:
 
 def installed(variant: Variant, native: str | None = None) -> Path:
     """The folder to put on PYTHONPATH for a build with the extension of the release `native`, by default its own."""
+    if variant.delivery == "overlay":
+        stock = wheel(replace(variant, kind="stock"))
+        return variants.overlaid(
+            environments.variant(stock, variants.overlay_wheel(), extension_wheel(native or variant.release))
+        )
     return environments.variant(wheel(variant), extension_wheel(native or variant.release))
 
 
@@ -100,6 +111,12 @@ def run(script: Path, *arguments: object, variant: Variant, native: str | None =
         variables=variables(native),
         timeout=timeout,
     )
+
+
+@functools.cache
+def observed(script: Path, variant: Variant, *arguments: object) -> Any:
+    """As `run`, once for a test run: several files look at the same build."""
+    return run(script, *arguments, variant=variant, timeout=900)
 
 
 def processes(variant: Variant, native: str | None = None) -> tuple[Path, dict[str, str]]:

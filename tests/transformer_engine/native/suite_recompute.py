@@ -30,7 +30,7 @@ Case = dict[str, Any]
 def found(release: str) -> dict[str, list[Case]]:
     builds = {"stock": stack.stock(release), "patched": stack.patched(release)}
     with ThreadPoolExecutor() as pool:
-        runs = {name: pool.submit(stack.run, WORKER, variant=build) for name, build in builds.items()}
+        runs = {name: pool.submit(stack.observed, WORKER, build) for name, build in builds.items()}
         return {name: run.result() for name, run in runs.items()}
 
 

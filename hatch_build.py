@@ -1,0 +1,107 @@
+"""What the overlay wheel has beside the import package: the patched files, the `.pth` file that activates them, and a
+version that says which they are.
+
+hatchling runs this for every build of the project, that of `overlay apply` too
+(https://hatch.pypa.io/latest/plugins/build-hook/custom/, https://hatch.pypa.io/latest/plugins/metadata-hook/custom/).
+An editable installation gets neither of the two files.
+"""
+
+import hashlib
+import json
+import re
+import stat
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+PATCHED = "overlay/patched"
+
+SOURCES = ("LICENSE", "NOTICE", "README.md", "hatch_build.py", "pyproject.toml")
+"""What a build reads beside the import package."""
+
+
+class OverlayMetadataHook(MetadataHookInterface):
+    """The version of the import package, with a local label (PEP 440) of what goes into the wheel.
+
+    Patches and pins change more often than the version is raised by hand, and pip and uv leave a wheel in place that
+    has the version they are asked for.
+    """
+
+    PLUGIN_NAME = "overlay"
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Sets the version, which is the same wherever the same files are."""
+        root = Path(self.root)
+        found = re.search(r'^__version__ = "(.+)"$', (root / "overlay/__init__.py").read_text("utf-8"), re.MULTILINE)
+        if found is None:
+            raise ValueError('overlay/__init__.py: expected a line __version__ = "...", found none: restore it')
+        metadata["version"] = f"{found[1]}+g{_digest(root)[:10]}"
+
+
+def _digest(root: Path) -> str:
+    digest = hashlib.sha256()
+    inside = (
+        path.relative_to(root)
+        for folder in (
+            root / "overlay",
+            root / PATCHED,
+        )  # the second may be a link, which is not followed from the first
+        for path in folder.rglob("*")
+        if path.is_file() and not any(part == "__pycache__" or part[0] == "." for part in path.relative_to(root).parts)
+    )
+    for name in sorted({*map(str, inside), *SOURCES}):
+        content = (root / name).read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+class OverlayBuildHook(BuildHookInterface[Any]):
+    """Asks for the patched files of every pinned release, and makes the bytes of the wheel independent of the
+    machine."""
+
+    PLUGIN_NAME = "overlay"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Adds the files; aborts with one line where `overlay apply` has not made all of them."""
+        if version != "standard":
+            return
+        problem = _problem(Path(self.root, PATCHED))
+        if problem is not None:
+            self.app.abort(f"modeling-overlay: {problem}")
+        build_data["force_include"] |= {PATCHED: PATCHED, "overlay/modeling_overlay.pth": "modeling_overlay.pth"}
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Stores every member, with the earliest date that zip knows and mode 0644: what zlib makes differs between its
+        versions, and the mode of a file between checkouts."""
+        if version != "standard":
+            return
+        with zipfile.ZipFile(artifact_path) as wheel:
+            members = [(name, wheel.read(name)) for name in wheel.namelist()]
+        with zipfile.ZipFile(artifact_path, "w", zipfile.ZIP_STORED) as wheel:
+            for name, content in members:
+                entry = zipfile.ZipInfo(name)
+                entry.create_system = 3
+                entry.external_attr = (stat.S_IFREG | 0o644) << 16
+                wheel.writestr(entry, content)
+
+
+def _problem(patched: Path) -> str | None:
+    """What is wrong with the patched files, and what to do; None where nothing is."""
+    try:
+        manifest = json.loads((patched / "manifest.json").read_bytes())
+    except FileNotFoundError:
+        return f"expected the patched files in {patched}, found none: run scripts/apply.sh first"
+    releases = manifest["releases"]
+    if not manifest.get("complete"):
+        named = ", ".join(f"{release['project']} {release['version']}" for release in releases)
+        return (
+            f"expected the patched files of every pinned release in {patched}, found those of {named} alone: run "
+            "scripts/apply.sh first, without naming releases"
+        )
+    for image in (file["image"] for release in releases for file in release["files"]):
+        if not (patched / image).is_file():
+            return f"expected the patched file {patched / image}, found none: run scripts/apply.sh first"
+    return None
