@@ -79,7 +79,11 @@ def test_no_gradient_is_lost_and_what_would_be_is_refused(table: Table, variant:
 
 
 @pytest.mark.parametrize(
-    ("variant", "cases"), [*((one, {*LOST_ON_STOCK, *REFUSED}) for one in STOCK), (LATEST, {*REFUSED})], ids=str
+    ("variant", "cases"),
+    [
+        *(pytest.param(one, {*LOST_ON_STOCK, *REFUSED}, id=str(one)) for one in STOCK),
+        pytest.param(LATEST, {*REFUSED}, id=str(LATEST)),
+    ],
 )
 def test_upstream_loses_gradients_where_the_report_says_so(table: Table, variant: Variant, cases: set[str]) -> None:
     rows = lost(measured(table, variant))
