@@ -6,6 +6,7 @@ TransformerEngine.
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all that is imported here
 if TYPE_CHECKING:
+    from overlay import integrations as integrations
     from overlay.activation import activate as activate
     from overlay.checks import check as check
     from overlay.checks.finding import CheckError as CheckError
@@ -31,12 +32,14 @@ _PLACES = {
 
 def __getattr__(name: str) -> object:
     """PEP 562."""
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "integrations":  # which imports transformers
+        return import_module("overlay.integrations")
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PLACES])
+    return sorted([*globals(), *_PLACES, "integrations"])

@@ -10,11 +10,13 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
+from overlay import environments
 from overlay.queue import lock, source
-from tests.variants import ROOT
+from tests.variants import PATCHED, ROOT, installed, run_worker
 
 README = (ROOT / "README.md").read_text("utf-8")
 COMMANDS = [
@@ -23,6 +25,7 @@ COMMANDS = [
     for line in block.splitlines()
     if line.partition("#")[0].strip()
 ]
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 CHECKOUT_RELEASE = "5.22.2"
 MODEL_TEST = """
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -35,7 +38,8 @@ def test_gradient_checkpointing():
 
 def test_no_code_block_is_left_out() -> None:
     assert len(COMMANDS) == len(set(COMMANDS)) >= 10
-    assert set(re.findall(r"^```(\S+)$", README, re.MULTILINE)) == {"sh"}
+    assert set(re.findall(r"^```(\S+)$", README, re.MULTILINE)) == {"sh", "python"}
+    assert README.count("```python") == len(PROGRAMS) == 1
 
 
 def test_continuous_integration_runs_the_tests_as_the_readme_gives_them() -> None:
@@ -126,6 +130,32 @@ def test_command(command: str, clone: Clone) -> None:
     if "--from-tree" in command:
         patched = Path("transformer_engine", "pytorch", "ops", "fuser.py")
         assert b"Modified by modeling-overlay" in (clone.folder / command.split()[-1] / patched).read_bytes()
+
+
+def test_program(tmp_path: Path) -> None:
+    """With a model that reentrant checkpointing trains wrongly: it prints that, and stops."""
+    program = tmp_path / "program_worker.py"
+    program.write_text(
+        "import json, pathlib, sys\n"
+        "from transformers import MixtralConfig, MixtralForCausalLM\n"
+        "sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)\n"
+        "config = MixtralConfig(**sizes, num_key_value_heads=1, num_local_experts=2, output_router_logits=True)\n"
+        "model = MixtralForCausalLM(config)\n"
+        'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})\n'
+        "model.train()\n"
+        f"try:\n{indent(PROGRAMS[0], '    ')}"
+        "except overlay.CheckError as error:\n"
+        "    told = [finding.code for finding in error.findings]\n"
+        "    pathlib.Path(sys.argv[1]).write_text(json.dumps(told), 'utf-8')\n",
+        encoding="utf-8",
+    )
+    found = run_worker(
+        program,
+        on="README.md",
+        interpreter=environments.python("train-2.13"),
+        laid_over=[installed(PATCHED[0]), ROOT],
+    )
+    assert "captured-outputs" in found
 
 
 def expected(command: str, clone: Clone) -> str:

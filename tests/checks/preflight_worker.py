@@ -26,7 +26,6 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "distributed"))
 from parallel import ranks
 
 import overlay
-from overlay.integrations import PreflightCallback
 
 SIZES = {
     "vocab_size": 97,
@@ -86,7 +85,9 @@ def train(model: nn.Module, checkpointing: dict[str, bool] | None, ignore: Any =
             gradient_checkpointing_kwargs=checkpointing,
             **options,
         )
-        trainer = Trainer(model, arguments, train_dataset=DATA, callbacks=[PreflightCallback(ignore)])
+        trainer = Trainer(
+            model, arguments, train_dataset=DATA, callbacks=[overlay.integrations.PreflightCallback(ignore)]
+        )
         seen: Observed = {"error": None}
         modes = {name: module.training for name, module in model.named_modules()}
         try:
@@ -137,7 +138,7 @@ def finer() -> Observed:
 
 def no_such_rule() -> Observed:
     try:
-        PreflightCallback(ignore=("captured-outputs", "no-such-rule"))
+        overlay.integrations.PreflightCallback(ignore=("captured-outputs", "no-such-rule"))
     except overlay.OverlayError as error:
         return {"error": str(error)}
     return {"error": None}

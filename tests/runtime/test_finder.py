@@ -448,3 +448,20 @@ def test_other_imports_go_past_it(site: Site) -> None:
     site.install({"other.py": b""})
     code = "import sys, other; print('overlay.finder' in sys.modules, 'overlay.manifest' in sys.modules)"
     site.run(code).says("False False")
+
+
+def test_each_name_is_what_it_says_however_often_it_is_asked_for(site: Site) -> None:
+    """A module of the same name as a function would take its place once it is imported."""
+    code = """
+import overlay
+for _ in range(2):
+    for name, place in overlay._PLACES.items():
+        found = getattr(overlay, name)
+        assert (found.__module__, found.__name__) == (place, name), (found, place, name)
+assert {*overlay._PLACES, "integrations"} <= set(dir(overlay))
+try:
+    overlay.nothing
+except AttributeError as error:
+    print(error)
+"""
+    site.run(code).says("module 'overlay' has no attribute 'nothing'")
