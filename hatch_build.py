@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import stat
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class OverlayMetadataHook(MetadataHookInterface):
     """The version of the import package, with a local label (PEP 440) of what goes into the wheel.
 
     Patches and pins change more often than the version is raised by hand, and pip and uv leave a wheel in place that
-    has the version they are asked for.
+    has the version that a constraints file names.
     """
 
     PLUGIN_NAME = "overlay"
@@ -71,7 +72,12 @@ class OverlayBuildHook(BuildHookInterface[Any]):
         problem = _problem(Path(self.root, PATCHED))
         if problem is not None:
             self.app.abort(f"modeling-overlay: {problem}")
-        build_data["force_include"] |= {PATCHED: PATCHED, "overlay/modeling_overlay.pth": "modeling_overlay.pth"}
+        build_data["force_include"] |= {
+            PATCHED: PATCHED,
+            "overlay/modeling_overlay.pth": "modeling_overlay.pth",
+            # a package: of a module, uv would leave the bytecode behind
+            "overlay/startup.py": "_modeling_overlay/__init__.py",
+        }
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Stores every member, with the earliest date that zip knows and mode 0644: what zlib makes differs between its
@@ -101,7 +107,28 @@ def _problem(patched: Path) -> str | None:
             f"expected the patched files of every pinned release in {patched}, found those of {named} alone: run "
             "scripts/apply.sh first, without naming releases"
         )
-    for image in (file["image"] for release in releases for file in release["files"]):
-        if not (patched / image).is_file():
-            return f"expected the patched file {patched / image}, found none: run scripts/apply.sh first"
+    pinned = _pinned(patched.parents[1] / "upstream.lock")
+    for release in releases:
+        for file in release["files"]:
+            image = patched / file["image"]
+            if not image.is_file():
+                return f"expected the patched file {image}, found none: run scripts/apply.sh first"
+            content = image.read_bytes()
+            blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+            named = pinned.get((release["project"], release["version"], file["path"]), file["after"])
+            for expected in {file["after"], named}:
+                if blob != expected:
+                    return f"{image}: expected git blob {expected}, found {blob}: run scripts/apply.sh first"
     return None
+
+
+def _pinned(lock: Path) -> dict[tuple[str, str, str], str]:
+    """The blob ids of post-images by project, version and path: nothing where there is no lock, as in an sdist."""
+    if not lock.is_file():
+        return {}
+    return {
+        (project, release["version"], file["path"]): file["after"]
+        for project, package in tomllib.loads(lock.read_text("utf-8"))["packages"].items()
+        for release in package.get("releases", ())
+        for file in release.get("files", ())
+    }

@@ -3,7 +3,7 @@
 import os
 import sys
 import warnings
-from typing import cast
+from typing import Any
 
 from overlay import manifest
 from overlay.errors import OverlayError
@@ -30,47 +30,49 @@ def activate(strict: bool = True) -> None:
     if os.environ.get(VARIABLE) == "0":
         warnings.warn(f"{VARIABLE} is 0: overlay.activate() does nothing", RuntimeWarning, stacklevel=2)
         return
-    strict = strict or os.environ.get(VARIABLE) == "strict"
-    _check_imported(strict)
-    finder = active()
-    if finder is None:
-        sys.meta_path.insert(0, Finder(strict))
-    else:
-        finder.strict = finder.strict or strict
+    place = next((one for one in sys.meta_path if _finder(one) is not None or _is_watch(one)), None)
+    finder = _finder(place) or Finder(strict=False)
+    _check_imported(finder, strict or os.environ.get(VARIABLE) == "strict")
+    if place is None:
+        sys.meta_path.insert(0, finder)
+        return
+    if _is_watch(place):
+        vars(place)["finder"] = finder
+    sys.meta_path.remove(place)
+    sys.meta_path.insert(0, place)
 
 
 def take_over(watch: object) -> None:
-    """Puts the finder in the place of what the `.pth` file put on `sys.meta_path`, before a package is imported.
-    Nobody asked, so it stops nothing.
-
-    In its place, not first: what others put before it since may wrap what it finds, as wrapt's post-import hooks do.
-    """
+    """Gives what the `.pth` file put on `sys.meta_path` its finder. Nobody asked for it, so it stops nothing."""
     value = os.environ.get(VARIABLE, "")
     if value not in ("", "1", "strict"):
         message = f"{VARIABLE}: expected 0, 1 or strict, found {value!r}: taken for 1"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-    place = sys.meta_path.index(cast(Finder, watch))
-    if active() is None:
-        sys.meta_path[place] = Finder(value == "strict")
-    else:
-        del sys.meta_path[place]
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    vars(watch).setdefault("finder", Finder(value == "strict"))  # at once: `importlib.util.find_spec` takes no lock
 
 
-def active() -> Finder | None:
-    """The finder, if it is on `sys.meta_path`."""
-    return next((finder for finder in sys.meta_path if isinstance(finder, Finder)), None)
+def _is_watch(one: object) -> bool:
+    """Whether this is what the `.pth` file put on `sys.meta_path` (overlay/startup.py)."""
+    return (type(one).__module__, type(one).__name__) == ("_modeling_overlay", "Watch")
 
 
-def _check_imported(strict: bool) -> None:
+def _finder(one: Any) -> Finder | None:
+    found = one.finder if _is_watch(one) else one
+    return found if isinstance(found, Finder) else None
+
+
+def _check_imported(finder: Finder, strict: bool) -> None:
+    """Looks at what is imported already, and makes the finder strict, if it is to be and all is well."""
     for name, inside in manifest.read().modules().items():
         stock = loaded(name)
         if stock is None:
             continue
         try:
             image = image_for(name, inside, stock)
-        except OverlayError:
+        except OverlayError as error:
             if strict:
                 raise
+            finder.warn(name, error)
             continue
         if image is not None:
             main = getattr(sys.modules.get("__main__"), "__file__", None) or "this program"
@@ -79,3 +81,4 @@ def _check_imported(strict: bool) -> None:
                 f"from {stock.origin}: call overlay.activate() in {main} above everything that imports "
                 f"{name.partition('.')[0]}, and start it again"
             )
+    finder.strict = finder.strict or strict

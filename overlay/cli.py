@@ -191,7 +191,8 @@ def _parser() -> argparse.ArgumentParser:
     findings = verbs.add_parser(
         "check",
         parents=[debug],
-        help="say what may go wrong with what is installed for this Python (docs/checks.md); exits 1 for an error",
+        help="say what may go wrong with what is installed for this Python (docs/checks.md); exits 0, or 1 where a "
+        "rule has an error, as none has for an environment alone: `overlay doctor` exits 1 where a fault is live",
     )
     findings.add_argument(
         "--json", dest="form", action="store_const", const="json", default="text", help="the findings, for a program"

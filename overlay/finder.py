@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 
 from overlay import manifest
 from overlay.errors import OverlayError, OverlayMismatchError
+from overlay.versions import key
 
 
 class _Data(Protocol):
@@ -22,7 +23,7 @@ class _Data(Protocol):
 
 
 class Finder:
-    """Stands before those that find files on `sys.meta_path`.
+    """Stands on `sys.meta_path`, or behind what the `.pth` file put there, before those that find files.
 
     Attributes:
         strict: whether unknown content is an error; else it is a warning, and the stock module is loaded.
@@ -37,29 +38,22 @@ class Finder:
 
         Raises:
             OverlayMismatchError: strict, and the content of the installed file is unknown.
+            OverlayError: strict, and the patched files of this installation are not whole.
         """
         if fullname.partition(".")[0] not in manifest.PROJECTS:
             return None
         try:
             inside = manifest.read().modules().get(fullname)
+            stock = None if inside is None else self._stock(fullname, path, target)
+            if inside is None or stock is None or stock.origin is None:
+                return None
+            if manifest.folder() in Path(stock.origin).parents:
+                return stock  # found by way of another finder that asks all of them, and has wrapped the loader
+            image = image_for(fullname, inside, stock)
         except OverlayError as error:
             if self.strict:
                 raise
-            self._warn(fullname, str(error))
-            return None
-        if inside is None:
-            return None
-        stock = self._stock(fullname, path, target)
-        if stock is None or stock.origin is None:
-            return None
-        if manifest.folder() in Path(stock.origin).parents:
-            return stock  # found by way of another finder that asks all of them, and has wrapped the loader
-        try:
-            image = image_for(fullname, inside, stock)
-        except OverlayMismatchError as error:
-            if self.strict:
-                raise
-            self._warn(fullname, f"{error}; until then it is used as it is installed, with its faults")
+            self.warn(fullname, error)
             return None
         if image is None:
             return None
@@ -73,23 +67,30 @@ class Finder:
     def _stock(self, fullname: str, path: Any, target: ModuleType | None) -> ModuleSpec | None:
         """What the other finders find: the one of the paths, an editable install's, or another."""
         for finder in list(sys.meta_path):
-            if finder is not self and hasattr(finder, "find_spec"):
+            if self not in (finder, getattr(finder, "finder", None)) and hasattr(finder, "find_spec"):
                 spec = finder.find_spec(fullname, path, target)
                 if spec is not None:
                     return spec
         return None
 
-    def _warn(self, fullname: str, message: str) -> None:
-        """Once for a package."""
+    def warn(self, fullname: str, error: OverlayError) -> None:
+        """Says, once for a package, that a module of it is used as it is installed."""
         project = fullname.partition(".")[0]
         if project in self._warned:
             return
-        self._warned.add(project)
         import logging
         import warnings
 
+        message = f"{error}; until then it is used as it is installed"
         logging.getLogger("overlay").warning(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        ours = 1
+        while sys._getframe(ours).f_globals.get("__name__") in ("overlay.finder", "overlay.activation", _STARTUP):
+            ours += 1
+        warnings.warn(message, RuntimeWarning, stacklevel=ours + 1)
+        self._warned.add(project)  # last: where warnings are errors, each import is one
+
+
+_STARTUP = "_modeling_overlay"
 
 
 def image_for(fullname: str, inside: str, stock: ModuleSpec) -> str | None:
@@ -102,30 +103,42 @@ def image_for(fullname: str, inside: str, stock: ModuleSpec) -> str | None:
 
     Raises:
         OverlayMismatchError: its content is unknown.
+        OverlayError: the post-image is not what the manifest says.
     """
     listing = manifest.read()
+    project = fullname.partition(".")[0]
     try:
         content = cast(_Data, stock.loader).get_data(str(stock.origin))
     except (AttributeError, OSError):
-        content = b""  # no file, or no source: its content is not known either
+        raise OverlayMismatchError(
+            f"{stock.origin}: expected the source of {inside}, found none that can be read: install {project} with its "
+            "sources, or set MODELING_OVERLAY=0 to train without the fix"
+        ) from None
     blob = manifest.blob_id(content)
     file = listing.image(inside, blob)
     if file is not None:
-        return str(manifest.folder() / file.image)
-    if listing.is_right(inside, content, blob):
+        return manifest.image_path(file)
+    if listing.is_right(inside, blob):
         return None
-    known = sorted(
-        {release.version for release in listing.releases for file in release.files if file.path == inside}, key=_numbers
-    )
+    if manifest.NOTICE in content:
+        raise OverlayMismatchError(
+            f"{stock.origin}: expected {inside} as this modeling-overlay patches it, found git blob {blob}, patched by "
+            f"another revision or changed since: install the patched wheel of this one, or the stock {project}"
+        )
     raise OverlayMismatchError(
-        f"{stock.origin}: expected the {inside} of {fullname.partition('.')[0]} {', '.join(known)}, found git blob "
-        f"{blob}: install one of these releases, or a modeling-overlay that knows this one, or set MODELING_OVERLAY=0 "
-        "to train without the fix"
+        f"{stock.origin}: expected {inside} of {_releases(listing, project, inside)}, found git blob {blob}: install "
+        "one that this modeling-overlay knows (overlay doctor says which), or set MODELING_OVERLAY=0 to train without "
+        "the fix"
     )
 
 
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".") if part.isdigit()]
+def _releases(listing: manifest.Manifest, project: str, path: str) -> str:
+    """The releases of which a file is known, in a few words."""
+    versions = {one.version for one in listing.releases if any(file.path == path for file in one.files)}
+    ordered = sorted(versions | set(listing.right.get(path, {}).values()), key=key)
+    if len(ordered) == 1:
+        return f"{project} {ordered[0]}"
+    return f"one of {len(ordered)} releases of {project} from {ordered[0]} to {ordered[-1]}"
 
 
 def _loader(fullname: str, image: str) -> SourceFileLoader:

@@ -90,8 +90,8 @@ def remains(name: str) -> list[str]:
 
 def is_ours(finder: object) -> bool:
     """Whether a finder on `sys.meta_path` is this project's: the one that loads post-images, or the one that waits for
-    a covered package and puts that in its place."""
-    return type(finder).__module__ in ("overlay.finder", "overlay.startup")
+    a covered package and asks that."""
+    return type(finder).__module__ in ("overlay.finder", "_modeling_overlay")
 
 
 def _found(name: str, path: Iterable[str] | None) -> tuple[ModuleSpec | None, bool]:

@@ -34,6 +34,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
     Raises:
         OverlayError: `ignore` names a rule that there is none of.
         CheckError: when training starts, with all findings.
+        OverlayError: then, the check raised on another rank.
     """
 
     def __init__(self, ignore: Iterable[str] = ()) -> None:
@@ -47,9 +48,19 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         self, args: Any, state: Any, control: Any, model: "nn.Module", optimizer: Any = None, **kwargs: Any
     ) -> None:
         """What the `Trainer` calls, on each rank."""
-        with in_training(model):
-            found = check(model, optimizer=optimizer)
-        findings = _of_all_ranks([finding for finding in found if finding.code not in self.ignore])
+        found: list[Finding] = []
+        raised: Exception | None = None
+        try:
+            with in_training(model):
+                found = check(model, optimizer=optimizer)
+        except Exception as error:  # the other ranks wait for what this one has to say
+            raised = error
+        mine = [finding for finding in found if finding.code not in self.ignore]
+        findings, failed = _of_all_ranks(mine, "" if raised is None else f"{type(raised).__name__}: {raised}")
+        if raised is not None:
+            raise raised
+        if failed:
+            raise OverlayError(f"expected a check on each rank, found {failed} on another one: see its error")
         for finding in findings if args.process_index == 0 else ():
             if finding.severity != "error":
                 _logger.log(logging.WARNING if finding.severity == "warning" else logging.INFO, "%s", finding)
@@ -57,11 +68,13 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             raise CheckError(findings)
 
 
-def _of_all_ranks(mine: list[Finding]) -> list[Finding]:
+def _of_all_ranks(mine: list[Finding], raised: str) -> tuple[list[Finding], str]:
+    """All findings, each once, and what the first rank raised that raised anything."""
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return mine
-    gathered: list[list[Finding] | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, mine)
-    return list(dict.fromkeys(finding for findings in gathered for finding in findings or ()))
+        return mine, raised
+    gathered: list[tuple[list[Finding], str]] = [([], "")] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, (mine, raised))
+    findings = list(dict.fromkeys(finding for found, _ in gathered for finding in found))
+    return findings, next((error for _, error in gathered if error), "")

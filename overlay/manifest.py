@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from pathlib import Path
+from typing import Any
 
 from overlay.errors import OverlayError
 
@@ -73,9 +74,10 @@ class Manifest:
             None,
         )
 
-    def is_right(self, path: str, content: bytes, blob: str) -> bool:
-        """Whether a file is fixed: one of ours (of any revision), or one of an upstream release that has a fix."""
-        return blob in self.right.get(path, {}) or NOTICE in content
+    def is_right(self, path: str, blob: str) -> bool:
+        """Whether a file needs no patch: it has ours, or is one of an upstream release that is right."""
+        ours = any((file.path, file.after) == (path, blob) for release in self.releases for file in release.files)
+        return ours or blob in self.right.get(path, {})
 
 
 def _module(path: str) -> str:
@@ -94,32 +96,51 @@ def read() -> Manifest:
     Raises:
         OverlayError: there is none, or it is of another version of this project.
     """
+    place = folder() / "manifest.json"
     try:
-        raw = json.loads(_content())
+        raw = json.loads(_content("manifest.json"))
+        if raw["format"] != FORMAT:
+            raise OverlayError(f"{place}: expected format {FORMAT}, found {raw['format']}: {_AGAIN}")
+        return Manifest(tuple(_release(one) for one in raw["releases"]), raw["right"])
     except FileNotFoundError:
         raise OverlayError(
             f"expected the patched files in {folder()}, found none: this is a checkout in which scripts/apply.sh did "
             "not run, run it, or install the wheel that it writes"
         ) from None
-    if raw["format"] != FORMAT:
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise OverlayError(f"{place}: expected the list of the patched files, found {said}: {_AGAIN}") from error
+
+
+def _release(one: dict[str, Any]) -> Release:
+    faults = tuple(Fault(**fault) for fault in one["faults"])
+    return Release(one["project"], one["version"], faults, tuple(File(**file) for file in one["files"]))
+
+
+_AGAIN = "install the overlay wheel again, or, in a checkout, run scripts/apply.sh"
+
+
+def image_path(file: File) -> str:
+    """Where the post-image of a file is.
+
+    Raises:
+        OverlayError: it is not there, or not what the manifest says.
+    """
+    path = folder() / file.image
+    try:
+        blob = blob_id(_content(file.image))
+    except OSError as error:
         raise OverlayError(
-            f"{folder() / 'manifest.json'}: expected format {FORMAT}, found {raw['format']}: run scripts/apply.sh again"
-        )
-    releases = tuple(
-        Release(
-            one["project"],
-            one["version"],
-            tuple(Fault(**fault) for fault in one["faults"]),
-            tuple(File(**file) for file in one["files"]),
-        )
-        for one in raw["releases"]
-    )
-    return Manifest(releases, raw["right"])
+            f"{path}: expected a patched file, found that it cannot be read ({error}): {_AGAIN}"
+        ) from error
+    if blob != file.after:
+        raise OverlayError(f"{path}: expected git blob {file.after}, found {blob}: {_AGAIN}")
+    return str(path)
 
 
-def _content() -> bytes:
+def _content(name: str) -> bytes:
     loader = globals()["__spec__"].loader
-    return bytes(loader.get_data(str(folder() / "manifest.json")))  # a zip archive on the path, too
+    return bytes(loader.get_data(str(folder() / name)))  # a zip archive on the path, too
 
 
 def blob_id(content: bytes) -> str:

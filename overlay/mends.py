@@ -7,6 +7,7 @@ import site
 import sys
 import sysconfig
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from overlay import installed, manifest, versions
 from overlay.activation import VARIABLE
 
 PTH = "modeling_overlay.pth"
-"""What the wheel has beside `overlay/`: it activates the overlay in every process (overlay.startup)."""
+"""What the wheel has beside `overlay/`: it activates the overlay in every process (overlay/startup.py)."""
 
 CALL = "import overlay; overlay.activate()"
 RESTART = "start this process again"
@@ -53,7 +54,7 @@ def overlay_here() -> Overlay:
     mend: str | None = None
     if any(installed.is_ours(finder) for finder in sys.meta_path):
         how = f"active in every process, by {PTH}" if at_start else "active in this process, by overlay.activate()"
-        return Overlay(overlay.__version__, str(place), True, at_start, False, how, None)
+        return Overlay(version(), str(place), True, at_start, False, how, None)
     if at_start and zero:
         off, how, mend = True, f"off: {VARIABLE} is 0", f"unset {VARIABLE}"
     else:
@@ -61,7 +62,7 @@ def overlay_here() -> Overlay:
         if zero:
             how = f"{how}; and {VARIABLE} is 0"
             mend = f"unset {VARIABLE}" if mend == CALL else f"unset {VARIABLE} && {mend}"
-    return Overlay(overlay.__version__, str(place), False, at_start, off, how, mend)
+    return Overlay(version(), str(place), False, at_start, off, how, mend)
 
 
 def _inactive(home: Path, at_start: bool) -> tuple[str, str]:
@@ -86,14 +87,14 @@ def _is_read(home: Path) -> bool:
         return False
     folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     read = {Path(folder).resolve() for folder in folders}
-    return home.resolve() in read or "overlay.startup" in sys.modules  # a site folder that others added
+    return home.resolve() in read or "_modeling_overlay" in sys.modules  # a site folder that others added
 
 
 def _wheel(home: Path) -> str | None:
     """The wheel that `scripts/apply.sh` wrote, where this is the checkout it did that in."""
     if not (home / "upstream.lock").is_file():
         return None
-    found = sorted((home / "dist").glob(f"modeling_overlay-{overlay.__version__}-*.whl"))
+    found = sorted((home / "dist").glob(f"modeling_overlay-{overlay.__version__}+*.whl"))
     return None if not found else os.path.relpath(found[0]) if found[0].is_relative_to(Path.cwd()) else str(found[0])
 
 
@@ -124,16 +125,42 @@ def _can_install() -> bool:
 
 
 def reinstall(package: installed.Package, release: str) -> str | None:
-    """The command that puts a stock release in the place of a package; None where pip cannot do that: the files are
-    not in a folder that it installs to.
+    """The command that puts a stock release in the place of a package; None where pip cannot do that, because the files
+    are not in a folder that it installs to, or should not: a label (PEP 440) says that somebody has built it.
 
     Where the installed version is that release but for its label, pip has to be forced, and leaves alone what else is
     installed.
     """
     places = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")}
+    if site.ENABLE_USER_SITE:
+        places.add(Path(site.getusersitepackages()).resolve())
     if Path(package.location).parent.resolve() not in places or not _can_install():
+        return None
+    label = (package.version or "").partition("+")[2]
+    if label and not label.startswith("overlay."):
         return None
     project = package.name
     if package.version is not None and versions.key(package.version) == versions.key(release):
         return pip("--force-reinstall", "--no-deps", f"{project}=={release}")
-    return pip(f"{project}=={release}")
+    return pip(f"{project}=={release}", *(f"{part}=={release}" for part in _PARTS.get(project, ()) if _is_there(part)))
+
+
+_PARTS = {"transformer_engine": ("transformer_engine_torch", "transformer_engine_cu12", "transformer_engine_cu13")}
+"""Distributions that a package wants to be of its own version."""
+
+
+def _is_there(project: str) -> bool:
+    try:
+        metadata.version(project)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def version() -> str:
+    """That of the installed distribution, whose label says what is in it; in a checkout that of the package alone."""
+    try:
+        found = metadata.version("modeling-overlay")
+    except metadata.PackageNotFoundError:
+        return overlay.__version__
+    return found if found.startswith(overlay.__version__) else overlay.__version__

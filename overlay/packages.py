@@ -13,7 +13,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal
 
 from overlay import installed, manifest, mends, versions
-from overlay.manifest import Fault, Manifest, Release
+from overlay.errors import OverlayError
+from overlay.manifest import Fault, File, Manifest, Release
 from overlay.mends import Overlay
 
 State = Literal[
@@ -142,11 +143,22 @@ def _file(package: installed.Package, module: str, path: str, listing: Manifest,
         return FileStatus(path, blob, "overlaid")
     if loaded is not None and not _is_what_was_loaded(loaded, spec):
         return FileStatus(path, blob, "replaced since")
-    if listing.image(path, blob) is not None:
+    image = listing.image(path, blob)
+    if image is not None and not _is_whole(image):
+        return FileStatus(path, blob, "stock")
+    if image is not None:
         return FileStatus(path, blob, "overlaid" if ours_first else "off" if here.off else "stock")
     if manifest.NOTICE in content:
         return FileStatus(path, blob, "patched wheel")
-    return FileStatus(path, blob, "fixed upstream" if listing.is_right(path, content, blob) else "unknown")
+    return FileStatus(path, blob, "fixed upstream" if listing.is_right(path, blob) else "unknown")
+
+
+def _is_whole(image: File) -> bool:
+    try:
+        manifest.image_path(image)
+    except OverlayError:
+        return False
+    return True
 
 
 def _content(spec: ModuleSpec) -> bytes:
@@ -306,7 +318,7 @@ class _Judged:
         command = mends.reinstall(self.package, nearest.version)
         text = f"{self.package.name} {nearest.version} is the nearest release that this overlay covers"
         if command is None:
-            notes.append(f"{text}; this copy is not one that pip can exchange: put that release's files in its place")
+            notes.append(f"{text}; this copy is not one that pip may exchange: put that release's files in its place")
             return None
         notes.append(f"{text}; the command replaces what is installed")
         then = self.here.mend

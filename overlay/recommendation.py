@@ -5,10 +5,10 @@ from functools import cached_property, partial
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from overlay.checks import rules
+from overlay.checks import found_by, rules
 from overlay.checks.environment import Environment
 from overlay.checks.finding import Finding
-from overlay.checks.subject import Layer, Subject, in_training
+from overlay.checks.subject import Layer, Subject, class_forward, expect_module, in_training
 from overlay.errors import OverlayError
 
 if TYPE_CHECKING:
@@ -46,8 +46,9 @@ def recommended_checkpoint_kwargs(model: "nn.Module") -> Recommendation:
         model: a model of transformers, wrapped or not.
 
     Raises:
-        OverlayError: neither kind trains this model right in this environment; says what to change.
+        OverlayError: neither kind trains this model right in this environment, and what to change; or it is no module.
     """
+    expect_module(model)
     with in_training(model):
         against = {reentrant: _against(model, reentrant=reentrant) for reentrant in (False, True)}
         blocks = [layer.module for layer in Subject(model, None, Environment()).layers]
@@ -106,7 +107,7 @@ def _against(model: "nn.Module", *, reentrant: bool) -> list[Finding]:
 def _findings(subject: Subject) -> Iterator[Finding]:
     for rule in rules():
         if hasattr(rule, "in_model"):
-            yield from rule.in_model(subject)
+            yield from found_by(rule.CODE, rule.in_model, subject, type(subject.model).__name__)
 
 
 def _why_non_reentrant(against: dict[bool, list[Finding]], *, is_sharded: bool) -> list[str]:
@@ -143,11 +144,16 @@ _KNOWN = frozenset({"peft", "torch", "transformers"})
 
 def _may_draw(block: "nn.Module") -> bool:
     """Whether a block may draw random numbers; it cannot where all of its code is known, and nothing in it does."""
-    return any(_module_may_draw(module) for module in block.modules())
+    try:
+        return any(_module_may_draw(module) for module in block.modules())
+    except Exception:  # an unusual module, of which nothing is known
+        return True
 
 
 def _module_may_draw(module: "nn.Module") -> bool:
-    forward = vars(module).get("forward", type(module).forward)
+    forward = vars(module).get("forward") or class_forward(module)
+    if not isinstance(getattr(forward, "__func__", forward), FunctionType):
+        return True  # traced or scripted: there is no code to look at
     code = [type(module), forward, *module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     while hasattr(forward, "__wrapped__"):
         forward = forward.__wrapped__

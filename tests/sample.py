@@ -282,7 +282,13 @@ def make(folder: Path) -> "Sample":
         text = text.replace(f"{{{name}}}", pin)
     sample.lock.write_text(text, encoding="utf-8")
     lay(sample.root, _SOURCES)
-    for name in ("hatch_build.py", "pyproject.toml", ".gitignore", "overlay/modeling_overlay.pth"):
+    for name in (
+        "hatch_build.py",
+        "pyproject.toml",
+        ".gitignore",
+        "overlay/modeling_overlay.pth",
+        "overlay/startup.py",
+    ):
         shutil.copyfile(PROJECT / name, sample.root / name)
     sample.overlay("lock", "update").succeeds()
     return sample

@@ -116,8 +116,10 @@ def overlaid(folder: Path) -> Path:
     """A folder to put on PYTHONPATH that makes `folder` one of packages as site-packages is, `.pth` files and all."""
     place = Path(_scratch().name, f"site-{folder.name}")
     place.mkdir(exist_ok=True)
-    lines = ["import site, sys", f"sys.path.insert(sys.path.index({str(place)!r}) + 1, {str(folder)!r})"]
-    lines.append(f"site.addsitedir({str(folder)!r})")
+    packages = place / "packages"
+    packages.symlink_to(folder)
+    lines = ["import site, sys", f"sys.path.insert(sys.path.index({str(place)!r}) + 1, {str(packages)!r})"]
+    lines.append(f"site.addsitedir({str(packages)!r})")
     (place / "sitecustomize.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return place
 

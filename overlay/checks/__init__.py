@@ -5,10 +5,11 @@ A rule is a module that has
   `docs/checks.md` is made of it;
 - `CODE`, its name in findings and in the documentation, and
 - `in_model(subject)`, `in_environment(environment)` or both: generators of findings. They import torch and other
-  packages inside themselves, change nothing in the model, run no forward, and never raise on an unusual model.
+  packages inside themselves, change nothing in the model and run no forward. What one raises on an unusual model is
+  told as a finding of it (`found_by`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ def check(model: "nn.Module | None" = None, *, optimizer: Any = None, raise_on_e
 
     Raises:
         CheckError: with `raise_on_error`, there is an error.
+        OverlayError: `model` is no module.
     """
     findings = list(_found(model, optimizer))
     findings.sort(key=lambda finding: (_ORDER[finding.severity], finding.code))
@@ -60,12 +62,35 @@ def _found(model: "nn.Module | None", optimizer: Any) -> Iterator[Finding]:
     environment = Environment()
     for rule in rules():
         if hasattr(rule, "in_environment"):
-            yield from rule.in_environment(environment)
+            yield from found_by(rule.CODE, rule.in_environment, environment, "this environment")
     if model is None:
         return
-    from overlay.checks.subject import Subject
+    from overlay.checks.subject import Subject, expect_module
 
+    expect_module(model)
     subject = Subject(model, optimizer, environment)
     for rule in rules():
         if hasattr(rule, "in_model"):
-            yield from rule.in_model(subject)
+            yield from found_by(rule.CODE, rule.in_model, subject, type(model).__name__)
+
+
+def found_by(code: str, rule: Callable[[Any], Iterator[Finding]], looked_at: Any, where: str) -> Iterator[Finding]:
+    """What a rule finds; where it raises, what it found until then, and an info that says so.
+
+    Args:
+        code: of the rule.
+        rule: its `in_model` or `in_environment`.
+        looked_at: the subject or the environment.
+        where: for the info.
+    """
+    try:
+        yield from rule(looked_at)
+    except Exception as error:  # an unusual model must not stop a run that is right
+        yield Finding(
+            code,
+            "info",
+            where,
+            "this could not be looked at",
+            " ".join(f"{type(error).__name__}: {error}".split()),
+            "report it to modeling-overlay, with the name of the model",
+        )

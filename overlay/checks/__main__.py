@@ -14,7 +14,7 @@ What `overlay.check` and `overlay check` look for. This page is made from the do
 ```python
 import overlay
 
-for finding in overlay.check(model):      # where training starts, with the model as it is trained
+for finding in overlay.check(model):  # where training starts, with the model as it is trained
     print(finding)
 overlay.check(model, raise_on_error=True)  # or stop the run: overlay.CheckError
 ```
@@ -29,7 +29,8 @@ and says `where`, `what`, `why`, and how to `fix` it.
 | info | worth to know |
 
 `overlay check` looks at an environment alone, without a model, and imports none of its packages. It needs nothing but
-the overlay wheel, prints the findings (`--json`: for a program), and exits 1 where an error is among them."""
+the overlay wheel, prints the findings (`--json`: for a program), and exits 1 where an error is among them. No rule has
+an error for an environment without a model, so that it exits 0: `overlay doctor` exits 1 where a fault is live."""
 
 
 def document() -> str:

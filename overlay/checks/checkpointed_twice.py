@@ -26,7 +26,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from overlay.checks.finding import Finding
-from overlay.checks.subject import Subject, places
+from overlay.checks.subject import Subject, class_forward, places
 
 if TYPE_CHECKING:
     from torch import nn
@@ -117,7 +117,7 @@ def _is_upstream(layer: "nn.Module") -> bool:
 
 def _calls_checkpoint(module: "nn.Module") -> bool:
     """Whether `forward`, or one that it stands for, names PyTorch's checkpoint. What transformers has is its own."""
-    forward: Any = vars(module).get("forward") or type(module).forward
+    forward: Any = vars(module).get("forward") or class_forward(module)
     for _ in range(8):
         if isinstance(forward, partial):
             if _is_checkpoint(forward.func):

@@ -25,7 +25,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from overlay.checks.finding import Finding
-from overlay.checks.subject import Subject, places
+from overlay.checks.subject import Subject, class_forward, places
 
 if TYPE_CHECKING:
     from torch import nn
@@ -120,7 +120,7 @@ def _shared(first: Any, second: Any, layer: "nn.Module") -> str | None:
     stores = [
         _stored(code) if (code := getattr(_function(hook), "__code__", None)) else set() for hook in (first, second)
     ]
-    forwards = [_function(vars(module).get("forward") or type(module).forward) for module in layer.modules()]
+    forwards = [_function(vars(module).get("forward") or class_forward(module)) for module in layer.modules()]
     codes = [code for forward in forwards if (code := getattr(forward, "__code__", None)) is not None]
     read = {
         name for code in codes for name in (*code.co_names, *(one for one in code.co_consts if isinstance(one, str)))

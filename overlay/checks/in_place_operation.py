@@ -10,16 +10,19 @@ nor is one in a branch that the block's attributes rule out. Nothing is run.
   tuple, or is changed through `.data`, and in reentrant mode for one without gradients, `.detach()` included: gradients
   are wrong, without an error.
 - An argument that may have been copied before (`x.float()`, `x.contiguous()`, one of two branches): a **warning**.
-- A buffer: a **warning**. It moves twice a step, and gradients are wrong, without an error, where it is read as well.
+- A parameter that `.data.clamp_(…)`, `zero_` or `fill_` changes: a **warning**. The recompute does the same again, and
+  gradients are right unless the block read the parameter before.
+- A buffer, or a tensor in a plain attribute of a module: a **warning**. It moves twice a step, and gradients are wrong,
+  without an error, where it is read as well.
 - Batch normalisation in training mode: a **warning**. Gradients are right; the running statistics, which eval mode
   reads, move twice a step. With transformers 5.14.1 these have it in what they checkpoint: the Conformer layers of
   Wav2Vec2, SeamlessM4T, Parakeet and LASR, and EfficientLoFTR, MobileViT, PP-LCNet, SLANet, SwiftFormer and UVDoc.
-  Nothing else is found in the models of that release.
 
 Write the operation out of place (`x = x + y`), or change a copy (`x.clone()`). Count in a hook that does not run in the
 recompute, or outside of the model.
 """
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -35,7 +38,9 @@ CODE = "in-place-operation"
 
 _INPUT = "the recompute starts from what was changed: backward raises RuntimeError, or gradients are wrong, silently"
 _BUFFER = "it is changed again in the recompute; gradients are wrong, without an error, where it is read as well"
+_SAME = "the recompute does the same again; gradients are wrong, without an error, where it was read before"
 _STATISTICS = "the running statistics move twice a step, so that eval mode differs from training without checkpointing"
+_IDEMPOTENT = re.compile(r"\.data\.(clamp|clamp_max|clamp_min|clip|fill|zero)_\(")
 _FIX = "write it out of place (`x = x + y`), or change a copy (`x.clone()`)"
 
 
@@ -87,8 +92,10 @@ def _key(change: "Change") -> tuple[str, str, str, int]:
 
 def _told(change: "Change") -> tuple[Severity, str, str]:
     name = change.origin.name
-    if change.origin.kind == "buffer":
-        return "warning", f"the buffer `{name}`", _BUFFER
+    if change.origin.kind in ("buffer", "attribute"):
+        return "warning", f"the {change.origin.kind} `{name}`", _BUFFER
+    if change.origin.kind == "parameter" and _IDEMPOTENT.search(change.statement):
+        return "warning", f"the parameter `{name}`", _SAME
     of = f"the argument `{name}`" if change.origin.kind == "input" else f"the parameter `{name}`"
     return ("error", of, _INPUT) if change.certain else ("warning", f"what may be {of}", _INPUT)
 

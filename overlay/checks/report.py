@@ -32,7 +32,7 @@ def main(form: str) -> int:
         form: `text` or `json`.
 
     Returns:
-        The exit code: 1 where there is an error among the findings, else 0.
+        The exit code: 1 where there is an error among the findings, which no rule has for an environment yet, else 0.
     """
     findings = check()
     print(to_json(findings) if form == "json" else to_text(findings))  # noqa: T201

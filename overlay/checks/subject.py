@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any
 
 from overlay.checks.environment import Environment
+from overlay.errors import OverlayError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -130,14 +132,36 @@ class Subject:
 
 @contextmanager
 def in_training(model: "nn.Module") -> Iterator[None]:
-    """Has a model in training mode, by its own `train`, as a training step will; puts each module's mode back."""
+    """Has each module of a model in training mode, and puts its mode back.
+
+    Without a call of `train`, which may change weights: that of loralib's layers merges and unmerges them.
+    """
     modes = {module: module.training for module in model.modules()}
-    model.train()
     try:
+        for module in modes:
+            module.training = True
         yield
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+def expect_module(model: object) -> None:
+    """Takes a module, and nothing else.
+
+    Raises:
+        OverlayError: it is none.
+    """
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        found = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise OverlayError(f"expected a torch.nn.Module, found {found}: hand over the model that is trained")
+
+
+def class_forward(module: "nn.Module") -> Any:
+    """The `forward` of a module's class, as it is there; that of a traced or scripted module has no code."""
+    return getattr_static(type(module), "forward", None)
 
 
 def places(names: Iterable[str]) -> str:
@@ -180,10 +204,14 @@ def _reentrant(function: Any) -> bool | None:
 
 
 def _is_reentrant_wrapper(module: "nn.Module") -> bool:
-    implementation = getattr(module, "checkpoint_impl", None)
-    return _derives(module, "CheckpointWrapper") and getattr(implementation, "name", "") == "REENTRANT"
+    if not _derives(module, "CheckpointWrapper"):
+        return False
+    return getattr(getattr(module, "checkpoint_impl", None), "name", "") == "REENTRANT"
 
 
 def _config(module: "nn.Module") -> Any:
-    config = getattr(module, "config", None)
-    return config if hasattr(config, "to_dict") else None
+    try:
+        config = getattr(module, "config", None)
+        return config if hasattr(config, "to_dict") else None
+    except Exception:  # a property, or a `__getattr__`, of somebody's own
+        return None

@@ -20,7 +20,7 @@ from inspect import unwrap
 from typing import TYPE_CHECKING, Any
 
 from overlay.checks.finding import Finding
-from overlay.checks.subject import Subject, places
+from overlay.checks.subject import Subject, class_forward, places
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,7 +97,7 @@ def _attends(module: "nn.Module") -> bool:
     """Whether a module, or one inside of it, takes a cache."""
     names = {"past_key_values", "past_key_value", "layer_past", "cache", "cache_params"}
     for one in module.modules():
-        code = getattr(unwrap(type(one).forward), "__code__", None)
+        code = getattr(unwrap(class_forward(one)), "__code__", None)
         if code is not None and names.intersection(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]):
             return True
     return False

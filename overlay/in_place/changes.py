@@ -46,7 +46,7 @@ class Recorder:
 
 
 def changes(block: "nn.Module") -> list[Change]:
-    """What a block's `forward`, as it is now, changes in place in training mode: arguments, parameters and buffers.
+    """What a block's `forward`, as it is now, changes in place in training mode: arguments, and state of modules.
 
     Args:
         block: any module; nothing of it is changed, and no forward is run.

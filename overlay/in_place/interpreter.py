@@ -450,6 +450,8 @@ class Interpreter:
         if name == "forward":
             return Known(self._forward(owner))
         found = _static(owner, name)
+        if name in vars(owner) and _is_tensor(found):
+            return Tensor(frozenset({Alias(Origin("attribute", path))}))
         return default if found is _MISSING else _of_object(found)
 
     # Statements: each says whether the code after it is reached
@@ -589,7 +591,8 @@ class Interpreter:
                 self._change(owner, frame, target, f"{ast.unparse(target)} = …")
         elif isinstance(owner, Known):
             found = self._known_attribute(owner.object, target.attr, NEW)
-            state = {alias.origin for alias in aliases(found) if alias.origin.kind != "input"}
+            # A plain attribute that is set is no change of the tensor that it was before
+            state = {alias.origin for alias in aliases(found) if alias.origin.kind not in ("input", "attribute")}
             if state and not state & {alias.origin for alias in aliases(value)}:
                 self._change(found, frame, target, f"{ast.unparse(target)} = …")
             else:
@@ -1000,7 +1003,7 @@ def _renamed(star: Value, name: str, *, certain: bool) -> Tensor:
 
 def _of_object(found: Any) -> Value:
     """A value for an object: what is a tensor outside of any module's state is not followed."""
-    if "torch" in sys.modules and isinstance(found, sys.modules["torch"].Tensor):
+    if _is_tensor(found):
         return NEW
     return Known(found)
 
@@ -1040,6 +1043,10 @@ def _is_configuration(found: Any) -> bool:
 
 def _is_module(found: Any) -> bool:
     return "torch" in sys.modules and isinstance(found, sys.modules["torch"].nn.Module)
+
+
+def _is_tensor(found: Any) -> bool:
+    return "torch" in sys.modules and isinstance(found, sys.modules["torch"].Tensor)
 
 
 def _is_autograd_function(found: type) -> bool:

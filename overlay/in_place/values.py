@@ -9,11 +9,11 @@ from typing import Any, Literal
 class Origin:
     """A tensor that was there before the block ran: an argument of its `forward`, or state of one of its modules.
 
-    `name` is that of the argument, or the dotted name of the parameter or buffer in the block; for the running
-    statistics of batch normalisation that of the module.
+    `name` is that of the argument, or the dotted name of the parameter, buffer or plain attribute in the block; for the
+    running statistics of batch normalisation that of the module.
     """
 
-    kind: Literal["input", "parameter", "buffer", "statistics"]
+    kind: Literal["input", "parameter", "buffer", "attribute", "statistics"]
     name: str
 
 

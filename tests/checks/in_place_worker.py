@@ -286,6 +286,49 @@ class _(Stateful):
         return self.projection(x) * torch.sin(self.projection(x) * self.count)
 
 
+class Counting(nn.Module):
+    """With a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(32, 32)
+        self.count = torch.zeros(())
+        self.last = torch.zeros(())
+
+
+@module("wrong: a tensor in an attribute += x")
+class _(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return self.projection(x) * torch.sin(self.projection(x) * self.count)
+
+
+@module("wrong: a tensor in an attribute .add_(x)")
+class _(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return self.projection(x) * torch.sin(self.projection(x) * self.count)
+
+
+@module("right: a tensor in an attribute that is set")
+class _(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x.detach() * 2
+        self.last.mul_(2)
+        return self.projection(x)
+
+
+@module("same: a parameter .data.clamp_(x)")
+class _(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.projection.weight.data.clamp_(-0.01, 0.01)
+        return self.projection(torch.sin(self.projection(x)))
+
+
 @module("state: a buffer that counts")
 class _(Stateful):
     def forward(self, x: Tensor) -> Tensor:

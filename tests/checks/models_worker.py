@@ -43,6 +43,9 @@ CODES = {
     "training-generation",
 }
 """Without those that other workers are for."""
+INFOS = {"training-generation"}
+"""What is told of a model as an info; other rules have theirs for an environment."""
+FAILED = "this could not be looked at"
 
 VOCABULARY = 99
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
@@ -206,14 +209,14 @@ def sharded_root() -> nn.Module:
     return fully_shard(llama())
 
 
-def own_function() -> nn.Module:
+def own_function(*, inside: bool = False) -> nn.Module:
     def function(call: Callable[..., Any], *args: Any) -> Any:
         return checkpoint(call, *args, use_reentrant=True)
 
     model = llama()
     for layer in model.layers:
         layer._gradient_checkpointing_func = function
-    return sharded(model, *model.layers)
+    return sharded(model, *(layer.mlp if inside else layer for layer in model.layers))
 
 
 def wrapped_then_sharded() -> nn.Module:
@@ -438,6 +441,61 @@ def frozen_first_layer() -> nn.Module:
 # ---- tensors by keyword
 
 
+def whisper_with_frozen_inputs() -> tuple[nn.Module, dict[str, Any]]:
+    """The encoder's are its convolutions and positions; the decoder trains."""
+    model = ordinary("Whisper", REENTRANT)
+    encoder = model.model.encoder
+    freeze(encoder.conv1, encoder.conv2, encoder.embed_positions)
+    length = 2 * model.config.max_source_positions
+    sounds = torch.randn(1, model.config.num_mel_bins, length, generator=torch.Generator().manual_seed(0))
+    return model, without_gradients(model, input_features=sounds, decoder_input_ids=TOKENS[:1])
+
+
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.images = llama(), ordinary("ViT", REENTRANT)
+        freeze(self.images.vit.embeddings)
+
+
+class Prompted(nn.Module):
+    """Visual prompt tuning: what trains is put between the embeddings and the layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = ordinary("ViT", REENTRANT)
+        freeze(self.backbone.vit.embeddings)
+        self.prompt = nn.Parameter(torch.zeros(4, 32))
+
+
+def reentrant_wrapper() -> tuple[nn.Module, dict[str, Any]]:
+    model = llama(None)
+    freeze(model.embed_tokens, model.layers[0])
+    model.layers[1] = checkpoint_wrapper(model.layers[1], CheckpointImpl.REENTRANT)
+    return model, without_gradients(model, input_ids=TOKENS)
+
+
+def traced() -> nn.Module:
+    model = llama()
+    model.traced = torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2))
+    return model
+
+
+class Raising(nn.Module):
+    """Of which nothing can be asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_modules", "_parameters", "_buffers"):
+            return super().__getattr__(name)
+        raise KeyError(name)
+
+
+def raising() -> nn.Module:
+    model = llama()
+    model.raising = Raising()
+    return model
+
+
 def vision() -> tuple[nn.Module, dict[str, Any]]:
     model = build("Llama4VisionModel", REENTRANT, **LLAMA4_VISION)
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -514,6 +572,7 @@ SCENARIOS: dict[str, dict[str, Scenario]] = {
         "layers sharded, compiled": model_only(compiled),
         "root sharded": model_only(sharded_root),
         "own checkpoint function": model_only(own_function),
+        "sharded inside, own checkpoint function": model_only(own_function, inside=True),
         "checkpoint_wrapper, then sharded": model_only(wrapped_then_sharded),
         "sharded, then checkpoint_wrapper": lambda: sharded_then_wrapped(CheckpointImpl.REENTRANT),
         "sharded, then non-reentrant checkpoint_wrapper": lambda: sharded_then_wrapped(CheckpointImpl.NO_REENTRANT),
@@ -550,6 +609,10 @@ SCENARIOS: dict[str, dict[str, Scenario]] = {
         "frozen embeddings": lambda: frozen_embeddings(REENTRANT),
         "frozen embeddings, non-reentrant": lambda: frozen_embeddings(NON_REENTRANT),
         "frozen first layer": model_only(frozen_first_layer),
+        "frozen inputs of the encoder of Whisper": whisper_with_frozen_inputs,
+        "a tower with frozen embeddings": model_only(Towers),
+        "a prompt before the layers": model_only(Prompted),
+        "frozen embeddings, checkpoint_wrapper": reentrant_wrapper,
     },
     "peft": {
         "LoRA on Llama": lambda: adapted("LlamaForCausalLM", REENTRANT, inputs=True),
@@ -574,6 +637,8 @@ SCENARIOS: dict[str, dict[str, Scenario]] = {
         "on meta": model_only(on_meta),
         "DistributedDataParallel": model_only(parallel),
         "no transformers model": model_only(lambda: nn.Sequential(nn.Linear(2, 2), Odd())),
+        "a traced submodule": model_only(traced),
+        "a submodule that raises": model_only(raising),
     },
 }
 
@@ -595,7 +660,9 @@ def observe(scenario: Scenario) -> dict[str, Any]:
         "seconds": time.process_time() - started,
         "changed": snapshot(model) != before,
         "findings": {
-            one.code: [one.severity, one.where] for one in findings if one.severity != "info" and one.code in CODES
+            one.code: [one.severity, one.where]
+            for one in findings
+            if one.code in CODES and (one.severity != "info" or one.code in INFOS or one.what == FAILED)
         },
     }
     for name, measure in measures.items():

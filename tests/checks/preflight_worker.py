@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -98,6 +99,8 @@ def train(model: nn.Module, checkpointing: dict[str, bool] | None, ignore: Any =
                 "errors": sorted({one.code for one in error.findings if one.severity == "error"}),
                 "modes kept": modes == {name: module.training for name, module in model.named_modules()},
             }
+        except overlay.OverlayError as error:
+            seen = {"error": str(error)}
         finally:
             logger.removeHandler(logged)
     return seen | {"steps": trainer.state.global_step, "calls": len(calls), "logged": logged.records}
@@ -201,6 +204,14 @@ def wrong_on_one_rank() -> Observed:
     return train(mixtral(), REENTRANT if dist.get_rank() == 1 else NON_REENTRANT)
 
 
+def raises_on_one_rank() -> Observed:
+    """The check itself, as no model is known to make it."""
+    if dist.get_rank() == 0:
+        return train(llama(), NON_REENTRANT)
+    with mock.patch("overlay.integrations.check", side_effect=overlay.OverlayError("of this rank")):
+        return train(llama(), NON_REENTRANT)
+
+
 def on_ranks(rank: int, world: int, put: Callable[[Any], None]) -> None:
     if world == 1:
         put({"reentrant": sharded(REENTRANT), "non-reentrant": sharded(NON_REENTRANT)})
@@ -208,7 +219,7 @@ def on_ranks(rank: int, world: int, put: Callable[[Any], None]) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0")
     seen = {}
-    for scenario in (wrong_on_one_rank, finer):
+    for scenario in (wrong_on_one_rank, raises_on_one_rank, finer):
         gathered: list[Any] = [None] * world
         dist.all_gather_object(gathered, scenario())
         seen[scenario.__name__] = gathered

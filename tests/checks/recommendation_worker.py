@@ -161,6 +161,43 @@ def _() -> nn.Module:
     return fully_shard(model)
 
 
+class Merging(nn.Linear):
+    """As loralib's layers, of which `train` changes the weight."""
+
+    def train(self, mode: bool = True) -> "Merging":
+        if mode != self.training:
+            self.weight.data += -1 if mode else 1
+        return super().train(mode)
+
+
+@scenario("a layer that train() changes")
+def _() -> nn.Module:
+    model = llama()
+    for layer in model.model.layers:
+        layer.mlp.up_proj = Merging(32, 64, bias=False)
+    return model
+
+
+@scenario("a traced submodule in the blocks")
+def _() -> nn.Module:
+    model = llama()
+    for layer in model.model.layers:
+        layer.mlp.act_fn = torch.jit.trace(nn.Sigmoid(), torch.zeros(2))
+    return model
+
+
+def no_module(model: Any) -> str:
+    messages = []
+    for function in (overlay.check, overlay.recommended_checkpoint_kwargs):
+        try:
+            function(model)
+        except overlay.OverlayError as error:
+            messages.append(str(error))
+    [message, other] = messages
+    assert message == other
+    return message
+
+
 def changing(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
     hidden_states += 1
     return self.mlp(hidden_states)
@@ -228,12 +265,15 @@ def observe(make: Model, within: Callable[[], Any]) -> dict[str, Any]:
     model = build(make)
     model.eval()
     modes = [module.training for module in model.modules()]
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
     with within():
         try:
             arguments = overlay.recommended_checkpoint_kwargs(model)
         except overlay.OverlayError as error:
             return {"error": str(error)}
-        kept = modes == [module.training for module in model.modules()]
+        kept = modes == [module.training for module in model.modules()] and all(
+            map(torch.equal, weights, model.parameters())
+        )
         model.train()
         apply(model, arguments, inputs="enable_input_require_grads" in arguments.why)
         findings = [[one.severity, one.code] for one in overlay.check(model) if one.severity != "info"]
@@ -266,6 +306,13 @@ def main() -> None:
     arguments = overlay.recommended_checkpoint_kwargs(build(llama))
     told = TrainingArguments("unused", use_cpu=True, report_to=[], gradient_checkpointing_kwargs=arguments)
     observed["in TrainingArguments"] = json.loads(told.to_json_string())["gradient_checkpointing_kwargs"]
+    observed["no modules"] = {
+        str(kind): no_module(one) for kind, one in (("int", 3), ("list", []), ("class", nn.Linear))
+    }
+    try:
+        overlay.recommended_checkpoint_kwargs(None)
+    except overlay.OverlayError as error:
+        observed["no modules"]["None"] = str(error)
     dist.destroy_process_group()
     Path(sys.argv[1]).write_text(json.dumps(observed), "utf-8")
 

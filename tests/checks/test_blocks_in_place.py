@@ -13,11 +13,17 @@ WORKER = Path(__file__).with_name("in_place_worker.py")
 SOURCE = WORKER.read_text("utf-8")
 
 NAMES: list[str] = re.findall(r'^@(?:forward|module|scenario)\("(.+)"\)$', SOURCE, re.MULTILINE)
-WRONG, STATE, RIGHT = ([name for name in NAMES if name.startswith(kind)] for kind in ("wrong: ", "state: ", "right: "))
+WRONG, STATE, SAME, RIGHT = (
+    [name for name in NAMES if name.startswith(kind)] for kind in ("wrong: ", "state: ", "same: ", "right: ")
+)
 
 UNCERTAIN = {"wrong: in one branch", "wrong: experts in a list"}
 """Where what is changed is not always the argument of the block."""
-BUFFERS = {"wrong: a buffer that is read"}
+BUFFERS = {
+    "wrong: a buffer that is read",
+    "wrong: a tensor in an attribute += x",
+    "wrong: a tensor in an attribute .add_(x)",
+}
 
 MODES = ("non-reentrant", "reentrant")
 
@@ -30,7 +36,7 @@ def observed() -> dict[str, Any]:
 
 def test_every_scenario_is_measured() -> None:
     assert list(observed()) == NAMES
-    assert len(WRONG + STATE + RIGHT) == len(NAMES)
+    assert len(WRONG + STATE + SAME + RIGHT) == len(NAMES)
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -44,6 +50,13 @@ def test_what_breaks_is_found(name: str) -> None:
 def test_what_moves_twice_is_found(name: str) -> None:
     row = observed()[name]
     assert {row[mode] for mode in MODES} == {"other state"}
+    assert [one["severity"] for one in row["findings"]] == ["warning"]
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_may_be_done_twice_is_a_warning(name: str) -> None:
+    row = observed()[name]
+    assert [row[mode] for mode in MODES] == ["right", "right"]
     assert [one["severity"] for one in row["findings"]] == ["warning"]
 
 

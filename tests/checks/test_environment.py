@@ -128,14 +128,41 @@ def test_text_where_nothing_is_found(tmp_path: Path) -> None:
 
 
 def test_an_error_is_an_exit_code(tmp_path: Path) -> None:
-    """No rule has an error for an environment; one of a model's stands in."""
-    program = """
-import overlay.checks.report as report
+    """No rule has an error for an environment; one that does stands in for them."""
+    assert _with_rule('yield Finding("a-code", "error", "here", "one", "two", "three")').returncode == 1
+
+
+def test_a_rule_that_raises_is_a_finding() -> None:
+    done = _with_rule('yield Finding("a-code", "warning", "here", "one", "two", "three"); raise KeyError("odd\\nname")')
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = json.loads(done.stdout)["findings"]
+    assert (first["severity"], first["where"]) == ("warning", "here")
+    assert second == {
+        "code": "a-code",
+        "severity": "info",
+        "where": "this environment",
+        "what": "this could not be looked at",
+        "why": "KeyError: 'odd\\nname'",
+        "fix": "report it to modeling-overlay, with the name of the model",
+    }
+
+
+def _with_rule(body: str) -> subprocess.CompletedProcess[str]:
+    """`overlay check --json` with one rule alone."""
+    program = f"""
+from types import SimpleNamespace
+from overlay import checks
+from overlay.checks import report
 from overlay.checks.finding import Finding
-report.check = lambda: [Finding("a-code", "error", "here", "one", "two", "three")]
-raise SystemExit(report.main("text"))
+def in_environment(environment):
+    {body}
+checks.rules = lambda: [SimpleNamespace(CODE="a-code", in_environment=in_environment)]
+raise SystemExit(report.main("json"))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 1

@@ -74,6 +74,15 @@ def test_all_ranks_raise_for_one(variant: Variant) -> None:
 
 
 @every_variant
+def test_no_rank_waits_for_one_on_which_the_check_raises(variant: Variant) -> None:
+    rows = observed(variant)["distributed"]["raises_on_one_rank"]
+    assert [(row["error"], row["steps"]) for row in rows] == [
+        ("expected a check on each rank, found OverlayError: of this rank on another one: see its error", 0),
+        ("of this rank", 0),
+    ]
+
+
+@every_variant
 def test_the_first_rank_logs(variant: Variant) -> None:
     rows = observed(variant)["distributed"]["finer"]
     assert [outcome(row) for row in rows] == [TRAINED] * 2

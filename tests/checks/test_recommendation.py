@@ -20,6 +20,8 @@ EXPECTED: dict[str, tuple[dict[str, bool], str]] = {
     "a module of the user's that draws": (NON_REENTRANT, "gradients reach all inputs"),
     "a hook of the user's that draws": (NON_REENTRANT, "gradients reach all inputs"),
     "a loss on router logits": (NON_REENTRANT, "captured-outputs: "),
+    "a layer that train() changes": (NON_REENTRANT, "gradients reach all inputs"),
+    "a traced submodule in the blocks": (NON_REENTRANT, "gradients reach all inputs"),
     "LoRA": (WITHOUT_STATE, "inputs-without-gradients: "),
     "LoRA with dropout": (NON_REENTRANT, "inputs-without-gradients: "),
     "fully_shard": (WITHOUT_STATE, "fsdp2-reentrant: "),
@@ -45,7 +47,7 @@ def observed() -> dict[str, Any]:
 
 
 def test_every_scenario_is_expected() -> None:
-    assert observed().keys() == {*EXPECTED, *NONE, "in TrainingArguments"}
+    assert observed().keys() == {*EXPECTED, *NONE, "in TrainingArguments", "no modules"}
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -86,6 +88,14 @@ def test_the_random_state_is_kept_where_it_matters() -> None:
         "a hook of the user's that draws",
     }
     assert all("preserve_rng_state" not in observed()[name]["recommended"] for name in needed)
+
+
+def test_what_is_no_module() -> None:
+    found = {"int": "int", "list": "list", "class": "the class Linear", "None": "NoneType"}
+    assert observed()["no modules"] == {
+        kind: f"expected a torch.nn.Module, found {what}: hand over the model that is trained"
+        for kind, what in found.items()
+    }
 
 
 def test_training_arguments_take_it() -> None:

@@ -105,6 +105,9 @@ EXPECTED: dict[str, Expected] = {
     ),
     "root sharded": Expected(),
     "own checkpoint function": Expected(stock={"fsdp2-reentrant": ["warning", BOTH]}),
+    "sharded inside, own checkpoint function": Expected(
+        {"fsdp2-inside-layer": ["warning", "layers.0.mlp, layers.1.mlp"]}
+    ),
     "checkpoint_wrapper, then sharded": Expected(),
     "sharded, then checkpoint_wrapper": Expected(
         {"fsdp2-inside-layer": ["error", "layers.1._checkpoint_wrapped_module"]}, measured={"right gradients": False}
@@ -154,6 +157,20 @@ EXPECTED: dict[str, Expected] = {
     ),
     "frozen embeddings, non-reentrant": Expected(measured={"parameters without gradient": 0}),
     "frozen first layer": Expected(),
+    "frozen inputs of the encoder of Whisper": Expected(
+        {"inputs-without-gradients": ["error", "model.encoder.layers.0, model.encoder.layers.1"]},
+        generates="WhisperForConditionalGeneration",
+        measured={"parameters without gradient": 30},
+    ),
+    "a tower with frozen embeddings": Expected(
+        {"inputs-without-gradients": ["warning", "images.vit.layers.0, images.vit.layers.1"]}
+    ),
+    "a prompt before the layers": Expected(
+        {"inputs-without-gradients": ["warning", "backbone.vit.layers.0, backbone.vit.layers.1"]}
+    ),
+    "frozen embeddings, checkpoint_wrapper": Expected(
+        {"inputs-without-gradients": ["error", "layers.1"]}, measured={"parameters without gradient": 9}
+    ),
     "LoRA on Llama": Expected(generates="base_model.model", measured={"parameters without gradient": 0}),
     "LoRA on Llama, without the hook": Expected(
         {"inputs-without-gradients": ["error", LORA]},
@@ -182,6 +199,8 @@ EXPECTED: dict[str, Expected] = {
     "on meta": Expected(generates="LlamaForCausalLM"),
     "DistributedDataParallel": Expected(),
     "no transformers model": Expected(),
+    "a traced submodule": Expected(),
+    "a submodule that raises": Expected(),
 }
 
 DTYPES = (

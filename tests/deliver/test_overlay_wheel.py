@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from installer.sources import WheelFile
 
+import hatch_build
 from overlay import __version__, manifest
+from overlay.deliver import overlay_wheel
 from overlay.queue import git, lock
 from tests import variants
 from tests.deliver.test_release_wheels import copied_root
@@ -58,13 +60,14 @@ def test_what_is_in_it(sample: Sample) -> None:
         assert set(wheel.namelist()) == {
             "overlay/__init__.py",
             "modeling_overlay.pth",
+            "_modeling_overlay/__init__.py",
             *patched,
             *(f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")),
             *(f"{info}/licenses/{name}" for name in ("LICENSE", "NOTICE")),
         }
         for name in patched:
             assert wheel.read(name) == (sample.root / name).read_bytes()
-        assert wheel.read("modeling_overlay.pth") == b"import overlay.startup\n"
+        assert wheel.read("modeling_overlay.pth") == b"import _modeling_overlay\n"
         assert b"Root-Is-Purelib: true\nTag: py3-none-any\n" in wheel.read(f"{info}/WHEEL")
         assert wheel.read(f"{info}/METADATA") == (sample.out / f"{overlay_wheel_in(sample.out)}.metadata").read_bytes()
         assert wheel.read("overlay/patched/demo/LICENSE") == b"Do what you like.\n"
@@ -195,6 +198,24 @@ def test_a_wheel_of_another_version_is_ours_and_an_sdist_is_not(sample: Sample) 
         f"{overlay_wheel_in(sample.out)}.metadata",
         "modeling_overlay-0.0.1.tar.gz",
     }
+
+
+def test_a_build_reads_what_is_copied_for_it() -> None:
+    assert hatch_build.SOURCES == overlay_wheel.SOURCES
+
+
+def test_post_images_that_were_changed_or_are_of_another_lock(sample: Sample, tmp_path: Path) -> None:
+    sample.apply().succeeds()
+    image = sample.patched / "demo/1.0/demo/core.py"
+    kept = image.read_bytes()
+    image.write_bytes(kept + b"# changed\n")
+    done = pip_wheel(sample.root, tmp_path)
+    assert f"{image}: expected git blob " in done.stdout + done.stderr
+    image.write_bytes(kept)
+    text = sample.lock.read_text("utf-8")
+    sample.lock.write_text(text.replace(git.blob_id(kept), "0" * 40), encoding="utf-8")
+    done = pip_wheel(sample.root, tmp_path)
+    assert f"{image}: expected git blob {'0' * 40}" in done.stdout + done.stderr
 
 
 def test_the_version_says_what_is_in_it(sample: Sample) -> None:
@@ -329,8 +350,8 @@ def test_it_is_installed_takes_effect_and_leaves_nothing(environment: Environmen
     assert "overlay" in environment.manage("list")
     environment.manage("check")
     first = "import sys; print(type(sys.meta_path[0]).__module__)"
-    assert environment.python(first) == "overlay.startup"
-    assert environment.python(first, MODELING_OVERLAY="0") != "overlay.startup"
+    assert environment.python(first) == "_modeling_overlay"
+    assert environment.python(first, MODELING_OVERLAY="0") != "_modeling_overlay"
     assert environment.python("import overlay.manifest as m; print(len(m.read().releases))") == str(
         sum(release.series is not None for package in PINS.packages.values() for release in package.releases)
     )
@@ -342,7 +363,7 @@ def test_it_is_installed_takes_effect_and_leaves_nothing(environment: Environmen
     assert ran(environment.folder / "bin" / "overlay", "--version").stdout == f"modeling-overlay {__version__}\n"
     environment.manage("uninstall", *(["--yes"] if environment.installer == "pip" else []), "modeling-overlay")
     assert environment.installed() == before
-    assert environment.python(first) != "overlay.startup"
+    assert environment.python(first) != "_modeling_overlay"
 
 
 def test_installer_takes_it(tmp_path: Path) -> None:
@@ -375,4 +396,4 @@ def test_an_editable_installation_needs_no_patched_files(tmp_path: Path) -> None
     environment.manage("install", "--quiet", "--no-deps", "--editable", root)
     assert environment.python("import overlay; print(overlay.__file__)") == str(root / "overlay" / "__init__.py")
     assert not (environment.packages / "modeling_overlay.pth").exists()
-    assert environment.python("import sys; print('overlay.startup' in sys.modules)") == "False"
+    assert environment.python("import sys; print('_modeling_overlay' in sys.modules)") == "False"

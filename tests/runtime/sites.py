@@ -84,6 +84,8 @@ class Site:
         right = {UTILS: {manifest.blob_id(RIGHT): "2.0"}}
         listing = {"format": manifest.FORMAT, "complete": True, "releases": [release], "right": right}
         (folder / "manifest.json").write_text(json.dumps(listing), encoding="utf-8")
+        (place / "_modeling_overlay").mkdir(exist_ok=True)
+        shutil.move(place / "overlay/startup.py", place / "_modeling_overlay/__init__.py")
         if pth:
             (place / "modeling_overlay.pth").write_bytes((ROOT / "overlay" / "modeling_overlay.pth").read_bytes())
         return place

@@ -1,5 +1,6 @@
 """What is imported where the overlay is installed: the post-image, or the stock file, or an error."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -96,10 +97,18 @@ def test_a_module_that_is_not_covered_is_left_alone(site: Site) -> None:
     )
 
 
-@pytest.mark.parametrize("content", [PATCHED, PATCHED + b"\n# another revision\n"], ids=["same", "another revision"])
-def test_a_patched_wheel_is_left_alone(site: Site, content: bytes) -> None:
-    site.install({COVERED: content})
+def test_a_patched_wheel_is_left_alone(site: Site) -> None:
+    site.install({COVERED: PATCHED})
+    site.variables["MODELING_OVERLAY"] = "strict"
     site.run(WHERE).says(str(site.packages / COVERED))
+
+
+def test_a_patched_file_of_another_revision_is_not_what_was_asked_for(site: Site) -> None:
+    site.install({COVERED: PATCHED + b"\n# another revision\n"})
+    done = site.run(WHERE)
+    assert done.out == f"{site.packages / COVERED}\n"
+    assert "patched by another revision or changed since: install the patched wheel of this one" in done.said
+    site.run(ACTIVATE + WHERE).fails("OverlayMismatchError", "another revision")
 
 
 def test_a_release_with_a_fix_of_upstreams_own_is_left_alone(site: Site) -> None:
@@ -434,13 +443,13 @@ def test_at_the_start_next_to_nothing_is_imported(site: Site) -> None:
     with_it = site.run(f"before = []; {code}").out
     (site.packages / "modeling_overlay.pth").unlink()
     without = site.run(f"before = []; {code}").out
-    assert set(eval(with_it)) - set(eval(without)) == {"overlay", "overlay.startup"}  # noqa: S307
+    assert set(eval(with_it)) - set(eval(without)) == {"_modeling_overlay"}  # noqa: S307
 
 
 def test_importing_a_covered_package_imports_the_standard_library_alone(site: Site) -> None:
     names = "{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names"
     done = site.run(f"{TOLD}; import sys; print({names})")
-    assert set(eval(done.out.splitlines()[1])) == {"overlay", "transformers", "__main__"}  # noqa: S307
+    assert set(eval(done.out.splitlines()[1])) == {"_modeling_overlay", "overlay", "transformers", "__main__"}  # noqa: S307
 
 
 def test_other_imports_go_past_it(site: Site) -> None:
@@ -465,3 +474,148 @@ except AttributeError as error:
     print(error)
 """
     site.run(code).says("module 'overlay' has no attribute 'nothing'")
+
+
+# ---- beside what else there is
+
+
+def test_a_module_of_the_same_name_is_the_programs_own(site: Site) -> None:
+    folder = site.folder / "program"
+    folder.mkdir()
+    (folder / "overlay.py").write_text("def mine():\n    return 'mine'\n", encoding="utf-8")
+    main = folder / "main.py"
+    main.write_text("import overlay\nprint(overlay.mine())\n", encoding="utf-8")
+    site.command(str(main)).says("mine")
+    main.write_text(f"import overlay\n{TOLD}\n", encoding="utf-8")
+    done = site.command(str(main))
+    assert (done.code, done.out) == (0, "stock\n")
+    assert "RuntimeWarning: modeling-overlay: nothing is mended in this process: " in done.said
+    assert str(main) in done.said
+    site.variables["MODELING_OVERLAY"] = "strict"
+    site.command(str(main)).fails("RuntimeError: modeling-overlay: nothing is mended in this process")
+
+
+def test_uninstalled_while_a_process_runs(site: Site) -> None:
+    done = site.run(f"import shutil; shutil.rmtree({str(site.packages / 'overlay')!r}); {TOLD}")
+    assert (done.code, done.out) == (0, "stock\n")
+    assert "nothing is mended in this process: No module named" in done.said
+
+
+AHEAD = """
+import sys
+from importlib.util import spec_from_file_location
+
+class Ahead:
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname == "transformers":
+            place = {place!r}
+            return spec_from_file_location(fullname, place, submodule_search_locations=[place.rpartition("/")[0]])
+
+sys.meta_path.insert(0, Ahead())
+"""
+"""An editable install of the package alone, which is asked before the overlay, or behind it."""
+
+
+@pytest.mark.parametrize("name", ["zz_ahead", "aa_behind"])
+@pytest.mark.parametrize("activate", ["", ACTIVATE])
+def test_a_finder_that_finds_the_package_first(site: Site, tmp_path: Path, name: str, activate: str) -> None:
+    shutil.move(site.packages / "transformers", tmp_path / "transformers")
+    (site.packages / f"{name}.py").write_text(
+        AHEAD.format(place=str(tmp_path / "transformers/__init__.py")), encoding="utf-8"
+    )
+    (site.packages / f"{name}.pth").write_text(f"import {name}\n", encoding="utf-8")
+    site.run(activate + TOLD).says("patched")
+
+
+def test_a_package_that_is_in_memory_already(site: Site) -> None:
+    code = "import sys, types; p = types.ModuleType('transformers'); sys.modules['transformers'] = p; "
+    site.run(code + f"p.__path__ = [{str(site.packages / 'transformers')!r}]; " + TOLD).says("patched")
+
+
+def test_many_threads_look_for_it(site: Site) -> None:
+    """`importlib.util.find_spec` takes no import lock."""
+    code = """
+import concurrent.futures, importlib.util, sys
+sys.setswitchinterval(1e-6)
+with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    names = ["transformers", "transformer_engine"] * 32
+    found = list(pool.map(lambda name: importlib.util.find_spec(name) is not None, names))
+print(found == [True, False] * 32)
+"""
+    site.run(code).says("True")
+
+
+def test_activate_puts_it_first(site: Site) -> None:
+    code = "import sys; sys.meta_path.insert(0, type('Other', (), {'find_spec': lambda *given: None})()); " + ACTIVATE
+    site.run(code + "print([type(one).__name__ for one in sys.meta_path[:2]])").says("['Watch', 'Other']")
+
+
+def test_a_call_that_fails_leaves_no_finder(quiet: Site) -> None:
+    code = f"""
+{TOLD}
+import overlay, sys
+before = list(sys.meta_path)
+try:
+    overlay.activate()
+except overlay.OverlayError:
+    print(sys.meta_path == before)
+"""
+    quiet.run(code).says("stock", "True")
+
+
+# ---- an installation that is not whole
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 2}'])
+def test_a_manifest_that_cannot_be_read(site: Site, content: str) -> None:
+    (site.packages / "overlay/patched/manifest.json").write_text(content, encoding="utf-8")
+    done = site.run(TOLD)
+    assert (done.code, done.out) == (0, "stock\n")
+    assert "install the overlay wheel again" in done.said
+    site.variables["MODELING_OVERLAY"] = "strict"
+    site.run(TOLD).fails("OverlayError", "manifest.json")
+
+
+@pytest.mark.parametrize("what", ["missing", "changed"])
+def test_a_post_image_that_is_not_what_the_manifest_says(site: Site, what: str) -> None:
+    file = Path(image(site))
+    file.unlink() if what == "missing" else file.write_bytes(PATCHED + b"\n")
+    done = site.run(TOLD)
+    assert (done.code, done.out) == (0, "stock\n")
+    assert "install the overlay wheel again" in done.said
+    site.run(ACTIVATE + TOLD).fails("OverlayError", str(file))
+
+
+def test_warnings_that_are_errors_are_errors_each_time(site: Site) -> None:
+    site.install({COVERED: UNKNOWN})
+    code = f"for _ in range(2):\n  try:\n    {TOLD}\n  except RuntimeWarning as error:\n    print('raised')"
+    assert site.run(code, "-W", "error::RuntimeWarning").out == "raised\nraised\n"
+
+
+def test_the_warning_points_at_the_import(site: Site) -> None:
+    site.install({COVERED: UNKNOWN})
+    main = site.folder / "train.py"
+    main.write_text("\n\nimport transformers.modeling_layers\n", encoding="utf-8")
+    assert f"{main}:3: RuntimeWarning: " in site.command(str(main)).said
+    main.write_text("\nimport transformers.modeling_layers\nimport overlay\noverlay.activate(strict=False)\n", "utf-8")
+    assert f"{main}:2: RuntimeWarning: " in site.command(str(main)).said
+
+
+def test_a_warning_for_what_is_imported_already(quiet: Site) -> None:
+    quiet.install({COVERED: UNKNOWN})
+    assert "RuntimeWarning: " in quiet.run(TOLD + "; " + LENIENT).said
+
+
+def test_a_covered_package_keeps_its_modules(site: Site) -> None:
+    """A package's `__init__.py` is a module as any other; what is in its folder stays where it is."""
+    path = "transformers/utils/__init__.py"
+    site.install({"transformers/utils/inner.py": b"VALUE = 1\n", path: b"KIND = 'stock'\n"})
+    place = site.packages / "overlay/patched"
+    after = manifest.NOTICE + b"x\nKIND = 'patched'\n"
+    (place / "package.py").write_bytes(after)
+    listing = json.loads((place / "manifest.json").read_text("utf-8"))
+    ids = {"before": manifest.blob_id(b"KIND = 'stock'\n"), "after": manifest.blob_id(after)}
+    listing["releases"][0]["files"].append({"path": path, **ids, "image": "package.py"})
+    (place / "manifest.json").write_text(json.dumps(listing), encoding="utf-8")
+    code = "import transformers.utils as u, transformers.utils.inner as i; print(u.KIND, i.VALUE, u.__path__)"
+    site.run(code).says(f"patched 1 {[str(site.packages / 'transformers/utils')]}")

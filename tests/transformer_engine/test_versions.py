@@ -25,7 +25,7 @@ def check(folder: Path, metadata: Variant, code: Variant, core: str, framework: 
 
 
 def builds(release: str) -> tuple[Variant, Variant]:
-    return Variant("stock", release, "transformer_engine"), Variant("patched", release, "transformer_engine")
+    return Variant("stock", release, "transformer_engine"), Variant("patched", release, "transformer_engine", "wheel")
 
 
 def others(release: str) -> list[str]:

@@ -368,6 +368,50 @@ def captured(model: PreTrainedModel, **inputs: bool) -> Observed:
     return train(engine(lora(model)), lambda i: text(i) | inputs, steps=1)
 
 
+def kept(hooks: bool) -> Observed:
+    """A loss on what some submodules of the layers returned, kept by forward hooks, or by the submodules themselves."""
+    model = lora(llama())
+    enable(model)
+    modules, seen = [m for name, m in model.named_modules() if name.endswith(".mlp")], {}
+    for i, module in enumerate(modules):
+        if hooks:
+            module.register_forward_hook(lambda module, args, output, i=i: seen.update({i: output}))
+        else:
+
+            def forward(hidden: Tensor, module: nn.Module = module, own: Any = module.forward) -> Tensor:
+                module.seen = own(hidden)
+                return module.seen
+
+            module.forward = forward
+    trained = engine(model)
+    enabled = watch(trained)
+    loss = loss_of(trained, text(0))
+    loss = loss + sum(output.pow(2).mean() for output in (seen.values() if hooks else [m.seen for m in modules]))
+    trained.backward(loss)
+    return {"kind": kind(enabled), "losses": [loss.item()], "gradients": gradients(trained.module)}
+
+
+def shared() -> Observed:
+    model = lora(llama())
+    enable(model)
+    first, second = (layer.self_attn.q_proj for layer in model.base_model.model.model.layers)
+    second.lora_A, second.lora_B = first.lora_A, first.lora_B
+    return train(engine(model))
+
+
+def compiled(layers: bool) -> Observed:
+    torch._dynamo.reset()
+    model = lora(llama())
+    enable(model)
+    if layers:
+        for layer in model.base_model.model.model.layers:
+            layer.compile(backend="eager")
+    trained = engine(model)
+    if not layers:
+        trained.module.compile(backend="eager")
+    return train(trained, steps=1)
+
+
 def own_function() -> Observed:
     model, calls = lora(llama()), []
 
@@ -421,6 +465,11 @@ SCENARIOS: dict[str, Callable[[], Observed]] = {
     "hidden states": lambda: captured(llama(), output_hidden_states=True),
     "router logits": lambda: captured(mixtral()),
     "context_fn": lambda: enabled_with(NON_REENTRANT | {"context_fn": context_fn}),
+    "hooks that keep outputs": lambda: kept(hooks=True),
+    "attributes that keep outputs": lambda: kept(hooks=False),
+    "trainable parameters that layers share": shared,
+    "a compiled model": lambda: compiled(layers=False),
+    "compiled layers": lambda: compiled(layers=True),
     "offload": offloaded,
     "debug": lambda: enabled_with(NON_REENTRANT | {"debug": True}),
     "determinism_check": lambda: enabled_with(NON_REENTRANT | {"determinism_check": "none"}),

@@ -38,6 +38,8 @@ TRAINED = {
     "forwards between": "reentrant",
     "gradient accumulation": "reentrant",
     "hidden states": "reentrant",
+    "a compiled model": "reentrant",
+    "compiled layers": "reentrant",
     "offload": "reentrant",
 }
 """Fail on stock, and train with this project as they do with a DeepSpeed that is mended; the kinds of checkpoint."""
@@ -45,6 +47,9 @@ TRAINED = {
 REFUSED = {
     "two forwards": ("LlamaDecoderLayer is recomputed twice in one backward", "call backward after each forward"),
     "router logits": ("MixtralDecoderLayer hands on by other ways than its return value", "do not ask for it"),
+    "hooks that keep outputs": ("a forward hook on LlamaMLP inside of LlamaDecoderLayer sees", "remove the hook"),
+    "attributes that keep outputs": ("LlamaDecoderLayer hands on by other ways than its return value", "attributes"),
+    "trainable parameters that layers share": ("or shares trainable parameters with another layer", "share none"),
     "context_fn": ("reentrant checkpointing has no `context_fn`", "leave `context_fn` out"),
     "debug": ("reentrant checkpointing has no `debug`", "leave `debug` out"),
 }
