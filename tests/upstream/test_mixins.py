@@ -52,7 +52,7 @@ def expected(release: str) -> set[str]:
 @pytest.mark.parametrize("release", PINNED)
 def test_patched_passes_what_stock_passes(runs: Runs, release: str) -> None:
     stock, patched = (runs[Variant(kind, release)] for kind in ("stock", "patched"))
-    assert patched.version.startswith(f"{release}+overlay.")
+    assert patched.version.startswith(f"{release}{Variant('patched', release).label}")
     assert Difference.between(stock, patched) == Difference(lost=[], gained=[], failing=[], other=[]), patched.said
 
 
