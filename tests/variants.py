@@ -30,7 +30,7 @@ class Variant:
     """How a patched one is delivered; None leaves it to the option `--delivery`."""
 
     def __str__(self) -> str:
-        return f"{self.kind}-{self.release}" + (f" by {self.by}" if self.by else "")
+        return f"{self.kind}-{self.release}" + (" by the overlay" if self.by == "overlay" else "")
 
     @property
     def delivery(self) -> Literal["wheel", "overlay"]:
