@@ -9,7 +9,7 @@
       "python": "/opt/venv/bin/python",    the interpreter that was looked at
       "overlay": {
         "version": "0.2.0",
-        "location": "/work/modeling-overlay/overlay",
+        "location": "/venv/lib/python3.11/site-packages/overlay",
         "active": false,                   covered modules are loaded with their fix in a process like this one
         "how": "not active: ...",          by what it is, or why it is not
         "mend": "python -m pip install ..."  what makes it active, or null
