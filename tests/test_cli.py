@@ -261,7 +261,10 @@ def test_the_checkout_is_found_from_the_folder_it_is_run_in(sample: Sample) -> N
     assert "run this from a checkout of modeling-overlay" in outside.stderr
 
 
-CODE = "import overlay.cli; overlay.cli.__file__ = '/nowhere/overlay/cli.py'; overlay.cli.main()"
+CODE = (
+    "import overlay.cli, overlay.commands.arguments as arguments; "
+    "arguments.__file__ = '/nowhere/overlay/commands/arguments.py'; overlay.cli.main()"
+)
 """The command line, as if it did not lie in a checkout."""
 
 

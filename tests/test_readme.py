@@ -1,4 +1,4 @@
-"""Every command in README.md works, in a fresh clone, in the order in which they stand there."""
+"""Every command in README.md and docs/ works, in a fresh clone, in the order in which they stand there."""
 
 import os
 import re
@@ -19,13 +19,27 @@ from overlay.queue import lock, source
 from tests.variants import PATCHED, ROOT, installed, run_worker
 
 README = (ROOT / "README.md").read_text("utf-8")
-COMMANDS = [
-    line.partition(" #")[0].strip()
-    for block in re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-    for line in block.splitlines()
-    if line.partition("#")[0].strip()
-]
+PAGES = {path.name: path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+
+
+def commands_of(page: str) -> list[str]:
+    """The lines of its `sh` blocks, without comments."""
+    return [
+        line.partition(" #")[0].strip()
+        for block in re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+        if line.partition("#")[0].strip()
+    ]
+
+
+COMMANDS = commands_of(README)
+LATER = [command for page in PAGES.values() for command in commands_of(page) if command not in COMMANDS]
+"""Those of docs/, which stand on what README.md has made: a `.venv`, and `dist/`."""
+
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+READ_BY_TESTS: dict[str, tuple[str, ...]] = {"checks.md": ("python",)}
+"""Blocks of other languages in the pages of docs/, which tests of their own take from there and run."""
+
 CHECKOUT_RELEASE = "5.22.2"
 MODEL_TEST = """
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -40,6 +54,9 @@ def test_no_code_block_is_left_out() -> None:
     assert len(COMMANDS) == len(set(COMMANDS)) >= 10
     assert set(re.findall(r"^```(\S+)$", README, re.MULTILINE)) == {"sh", "python"}
     assert README.count("```python") == len(PROGRAMS) == 1
+    for name, page in PAGES.items():
+        blocks = set(re.findall(r"^```(\S+)$", page, re.MULTILINE))
+        assert blocks <= {"sh", "text", *READ_BY_TESTS.get(name, ())}, f"{name}: {blocks}"
 
 
 def test_continuous_integration_runs_the_tests_as_the_readme_gives_them() -> None:
@@ -119,7 +136,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
         process.wait()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", list(dict.fromkeys([*COMMANDS, *LATER])))
 def test_command(command: str, clone: Clone) -> None:
     done = clone.run(prepared(command, clone))
     assert done.returncode == 0, done.stderr

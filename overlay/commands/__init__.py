@@ -1,0 +1,23 @@
+"""One module a verb: its arguments, and the thin command that calls what does the work.
+
+A module has `add(verbs)`, which adds its parser with `command` set to a function that takes the options and returns the
+exit code, or nothing for 0. Only the command that was asked for imports what it needs.
+"""
+
+import argparse
+from importlib import import_module
+
+from overlay import __version__
+
+VERBS = ("apply", "drift", "doctor", "check", "lock")
+"""The modules of this folder, in the order of the help."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line, with every verb."""
+    whole = argparse.ArgumentParser(prog="overlay", description="Patched wheels of transformers and TransformerEngine.")
+    whole.add_argument("--version", action="version", version=f"modeling-overlay {__version__}")
+    verbs = whole.add_subparsers(metavar="COMMAND", required=True)
+    for name in VERBS:
+        import_module(f"overlay.commands.{name}").add(verbs)
+    return whole

@@ -1,0 +1,57 @@
+"""What several verbs have in common."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from overlay.errors import OverlayError
+
+Verbs = Any
+"""What `ArgumentParser.add_subparsers` returns: argparse has no public name for it."""
+
+
+def debug() -> argparse.ArgumentParser:
+    """For a parser's `parents`: `--debug`. The wheel is enough for a verb that has no other."""
+    parent = argparse.ArgumentParser(add_help=False)
+    parent.add_argument("--debug", action="store_true", help="print the traceback of an error")
+    parent.set_defaults(extra=None)
+    return parent
+
+
+def checkout(extra: str = "queue") -> argparse.ArgumentParser:
+    """For a parser's `parents`: `--root` and `--debug`, for a verb that works on a checkout of this project.
+
+    Args:
+        extra: the extra in pyproject.toml that has the verb's libraries.
+    """
+    parent = argparse.ArgumentParser(add_help=False, parents=[debug()])
+    parent.add_argument(
+        "--root",
+        type=Path,
+        metavar="DIR",
+        help="the checkout with upstream.lock and patches/ (default: the one that this program lies in)",
+    )
+    parent.set_defaults(extra=extra)
+    return parent
+
+
+def root(options: argparse.Namespace) -> Path:
+    """The checkout that the options name, or this program's own, or the one around the current folder.
+
+    Raises:
+        OverlayError: there is none.
+    """
+    here = Path.cwd()
+    own = Path(__file__).resolve().parents[2]
+    for folder in [options.root.resolve()] if options.root else [own, here, *here.parents]:
+        if (folder / "upstream.lock").is_file():
+            return Path(folder)
+    raise OverlayError(
+        f"expected upstream.lock in {options.root or here}, found none: run this from a checkout of modeling-overlay, "
+        "or name it with --root"
+    )
+
+
+def relative(path: Path) -> Path:
+    """`path` as seen from the current folder, where it lies below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
