@@ -36,8 +36,13 @@ COMMANDS = commands_of(README)
 LATER = [command for page in PAGES.values() for command in commands_of(page) if command not in COMMANDS]
 """Those of docs/, which stand on what README.md has made: a `.venv`, and `dist/`."""
 
-PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-READ_BY_TESTS: dict[str, tuple[str, ...]] = {"checks.md": ("python",)}
+PROGRAMS = [
+    program
+    for page in (README, *PAGES.values())
+    for program in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+]
+
+READ_BY_TESTS: dict[str, tuple[str, ...]] = {}
 """Blocks of other languages in the pages of docs/, which tests of their own take from there and run."""
 
 CHECKOUT_RELEASE = "5.22.2"
@@ -53,10 +58,10 @@ def test_gradient_checkpointing():
 def test_no_code_block_is_left_out() -> None:
     assert len(COMMANDS) == len(set(COMMANDS)) >= 10
     assert set(re.findall(r"^```(\S+)$", README, re.MULTILINE)) == {"sh", "python"}
-    assert README.count("```python") == len(PROGRAMS) == 1
+    assert README.count("```python") == 1
     for name, page in PAGES.items():
         blocks = set(re.findall(r"^```(\S+)$", page, re.MULTILINE))
-        assert blocks <= {"sh", "text", *READ_BY_TESTS.get(name, ())}, f"{name}: {blocks}"
+        assert blocks <= {"sh", "python", "text", *READ_BY_TESTS.get(name, ())}, f"{name}: {blocks}"
 
 
 def test_continuous_integration_runs_the_tests_as_the_readme_gives_them() -> None:
@@ -149,21 +154,21 @@ def test_command(command: str, clone: Clone) -> None:
         assert b"Modified by modeling-overlay" in (clone.folder / command.split()[-1] / patched).read_bytes()
 
 
-def test_program(tmp_path: Path) -> None:
-    """With a model that reentrant checkpointing trains wrongly: it prints that, and stops."""
+def test_programs(tmp_path: Path) -> None:
+    """Each, with a model that reentrant checkpointing trains wrongly, prints that, and stops."""
     program = tmp_path / "program_worker.py"
     program.write_text(
         "import json, pathlib, sys\n"
+        "import overlay\n"
         "from transformers import MixtralConfig, MixtralForCausalLM\n"
         "sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)\n"
         "config = MixtralConfig(**sizes, num_key_value_heads=1, num_local_experts=2, output_router_logits=True)\n"
         "model = MixtralForCausalLM(config)\n"
         'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})\n'
         "model.train()\n"
-        f"try:\n{indent(PROGRAMS[0], '    ')}"
-        "except overlay.CheckError as error:\n"
-        "    told = [finding.code for finding in error.findings]\n"
-        "    pathlib.Path(sys.argv[1]).write_text(json.dumps(told), 'utf-8')\n",
+        "told = []\n"
+        + "".join(map(tried, PROGRAMS))
+        + "pathlib.Path(sys.argv[1]).write_text(json.dumps(told), 'utf-8')\n",
         encoding="utf-8",
     )
     found = run_worker(
@@ -172,7 +177,17 @@ def test_program(tmp_path: Path) -> None:
         interpreter=environments.python("train-2.13"),
         laid_over=[installed(PATCHED[0]), ROOT],
     )
-    assert "captured-outputs" in found
+    assert len(found) == len(PROGRAMS)
+    assert all("captured-outputs" in codes for codes in found)
+
+
+def tried(program: str) -> str:
+    """The program as a part of another, which notes what stopped it."""
+    return (
+        f"try:\n{indent(program, '    ')}"
+        "except overlay.CheckError as error:\n"
+        "    told.append([finding.code for finding in error.findings])\n"
+    )
 
 
 def expected(command: str, clone: Clone) -> str:
