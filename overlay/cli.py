@@ -19,7 +19,7 @@ from types import FrameType
 from typing import NoReturn
 
 from overlay import commands
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, plain
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -58,7 +58,7 @@ def _run(options: argparse.Namespace) -> int:
 def _failed(options: argparse.Namespace, message: str, code: int) -> int:
     if options.debug:
         traceback.print_exc()
-    print(f"overlay: {' '.join(message.splitlines())}", file=sys.stderr)  # noqa: T201
+    print(f"overlay: {plain(message)}", file=sys.stderr)  # noqa: T201
     return code
 
 

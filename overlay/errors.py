@@ -5,8 +5,24 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+def plain(text: str) -> str:
+    """`text` as one line that a terminal shows as it is: names come from archives, index pages, patches and git, and
+    may hold terminal escapes, line ends, or characters that turn the text around (CVE-2021-42574). What cannot be
+    printed is escaped as in a Python string; line ends become spaces."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
+        for each in text.replace("\r\n", "\n").replace("\n", " ")
+    )
+
+
 class OverlayError(Exception):
-    """What was expected, what was found and what to do, in one line. The command line prints it and exits 1."""
+    """What was expected, what was found and what to do, in one line (`plain`). The command line prints it and exits
+    1."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(plain(message))
 
 
 class OverlayMismatchError(OverlayError):

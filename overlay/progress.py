@@ -5,11 +5,13 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
+from overlay.errors import plain
+
 
 def say(text: str) -> None:
-    """One plain line."""
+    """One line, made plain (`errors.plain`)."""
     with contextlib.suppress(OSError, AttributeError):  # stderr is closed, or nobody reads it: the work goes on
-        sys.stderr.write(f"overlay: {text}\n")
+        sys.stderr.write(f"overlay: {plain(text)}\n")
         sys.stderr.flush()
 
 
@@ -24,7 +26,7 @@ class Progress:
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, desc=what, unit=unit, unit_scale=True, leave=False)
+            self._bar = tqdm(total=total, desc=plain(what), unit=unit, unit_scale=True, leave=False)
         else:
             say(f"{what}: {total / 1e6:.1f} MB" if unit == "B" else f"{what}: {total} {unit}")
 
