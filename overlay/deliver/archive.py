@@ -2,8 +2,12 @@
 
 `zipfile` can only compress again what it copies, and what zlib makes differs between its versions. So unchanged
 members are taken over as they lie in the archive, and new ones are stored: the same members give the same bytes on
-every machine. Format: PKWARE's APPNOTE 6.3, sections 4.3.7 (local header), 4.3.12 (central directory) and 4.3.16 (its
-end); no zip64, no comments, no extra fields.
+every machine. Format: PKWARE's APPNOTE 6.3, sections 4.3.7 (local header), 4.3.9 (data descriptor), 4.3.12 (central
+directory) and 4.3.16 (its end); no zip64, no comments, no extra fields.
+
+An archive is read only if it has one meaning: its members lie one behind the other from its first byte to its
+directory, and its directory ends it. What is hidden before, between or behind them, members that share their bytes (a
+bomb), and a second directory are what one program takes for the content and another does not.
 """
 
 import io
@@ -15,15 +19,21 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from overlay.errors import OverlayError
-from overlay.queue.lock import relative_path
+from overlay.queue.lock import folded, relative_path
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _END = struct.Struct("<4s4H2LH")
+_DESCRIBED = 8
+"""The flag of a member whose size and checksum stand behind it (a data descriptor)."""
 _LIMIT = 0xFFFF_FFFF
 MAXIMUM_MEMBERS = 0xFFFF
 MAXIMUM_SIZE = 8 << 30
 """Bytes that all members may have together: a release of these packages has less than a hundredth of that."""
+MAXIMUM_RATIO = 100
+"""How many times larger the members may be than the archive: a release has about 4, deflated zeros have 1000."""
+MAXIMUM_DIRECTORY = 16 << 20
+"""Bytes that the directory of members may have: a release has less than a twentieth of that."""
 
 
 class Member(NamedTuple):
@@ -81,37 +91,128 @@ def read(archive: bytes, name: str) -> list[Member]:
         name: its name, for messages.
 
     Raises:
-        OverlayError: it is no zip file, or has a member that is doubled, collides with another but for case, leads
-            out of the folder it is unpacked into, is a link or a device, is encrypted, or is compressed in a way that
-            wheels are not.
+        OverlayError: it is no zip file, or holds anything but its members and their directory; has a member that is
+            doubled, collides with another but for case or for the form of its letters (Unicode normalization), lies
+            in another as in a folder, leads out of the folder it is unpacked into, is a link or a device, is encrypted,
+            or is compressed in a way that wheels are not; or would be too large unpacked.
     """
+    view = memoryview(archive)
+    start, count = _directory(view, name)
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as listing:
-            entries = [entry for entry in listing.infolist() if not entry.filename.endswith("/")]
+            entries = listing.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
         raise OverlayError(f"{name}: expected a wheel, found no zip file ({error}): fetch it again") from None
-    if len(entries) > MAXIMUM_MEMBERS or sum(entry.file_size for entry in entries) > MAXIMUM_SIZE:
+    if len(entries) != count:
+        raise OverlayError(
+            f"{name}: expected the {count} members that its end names, found {len(entries)}: do not use this file"
+        )
+    size = sum(entry.file_size for entry in entries)
+    if len(entries) > MAXIMUM_MEMBERS or size > MAXIMUM_SIZE:
         raise OverlayError(
             f"{name}: expected at most {MAXIMUM_MEMBERS} members of at most {MAXIMUM_SIZE >> 30} GiB together, "
             f"found {len(entries)}: this is no wheel of a release"
         )
-    seen: dict[str, str] = {}
+    if size > MAXIMUM_RATIO * len(archive):
+        raise OverlayError(
+            f"{name}: expected members of at most {MAXIMUM_RATIO} times the size of the archive, found {size} bytes "
+            f"in {len(archive)}: this is no wheel of a release"
+        )
     for entry in entries:
         _check(entry, name)
-        folded = entry.filename.casefold()
-        if folded in seen:
-            same = "doubled" if seen[folded] == entry.filename else f"the same as {seen[folded]} but for case"
-            raise OverlayError(
-                f"{name}: member {entry.filename} is {same}: expected each name once, do not use this file"
+    _check_names([entry.filename for entry in entries], name)
+    found = [_member(view, entry, name) for entry in entries]
+    _check_order(view, entries, found, start, name)
+    return [member for member in found if not member.name.endswith("/")]
+
+
+def _directory(view: memoryview, name: str) -> tuple[int, int]:
+    """Where the directory of members begins, whose end is that of the archive, and how many there are."""
+    at = len(view) - _END.size
+    if at < 0 or bytes(view[at : at + 4]) != b"PK\5\6":
+        behind = bytes(view).rfind(b"PK\5\6")
+        found = f"{at - behind} bytes behind it" if behind >= 0 else "none"
+        raise OverlayError(
+            f"{name}: expected a wheel, found no zip file (expected the end of its directory in the last {_END.size} "
+            f"bytes, found {found}): fetch it again"
+        )
+    _, _, _, here, members, size, start, comment = _END.unpack_from(view, at)
+    if start == _LIMIT or size == _LIMIT or here == MAXIMUM_MEMBERS:
+        raise OverlayError(f"{name}: expected less than 4 GiB, found a zip64 archive: this is no wheel of a release")
+    if size > MAXIMUM_DIRECTORY:
+        raise OverlayError(
+            f"{name}: expected a directory of at most {MAXIMUM_DIRECTORY} bytes, found {size}: this is no wheel of a "
+            "release"
+        )
+    if start + size != at or here != members or comment:
+        raise OverlayError(
+            f"{name}: expected a wheel, found no zip file (its directory of {size} bytes at {start} does not end at "
+            f"{at}): fetch it again, and do not use this file if it is as it was sent"
+        )
+    return start, members
+
+
+def _check_names(names: Iterable[str], name: str) -> None:
+    """Raises OverlayError where two members would be one file, or one would be in another, on some file system."""
+    seen: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    for path in names:
+        plain = folded(path.removesuffix("/"))
+        if plain in seen and not (path.endswith("/") and seen[plain] == path):
+            first = seen[plain]
+            same = (
+                "doubled"
+                if first == path
+                else f"the same as {first} but for "
+                + ("case" if first.casefold() == path.casefold() else "case or Unicode normalization")
             )
-        seen[folded] = entry.filename
-    view = memoryview(archive)
-    return [_member(view, entry, name) for entry in entries]
+            raise OverlayError(f"{name}: member {path} is {same}: expected each name once, do not use this file")
+        seen[plain] = path
+        parts = plain.split("/")
+        folders.update((("/".join(parts[:length]), path) for length in range(1, len(parts))))
+    for plain, path in seen.items():
+        if plain in folders and not path.endswith("/"):
+            raise OverlayError(
+                f"{name}: member {folders[plain]} lies in {path}, which is a file: expected a folder, do not use this "
+                "file"
+            )
+
+
+def _check_order(
+    view: memoryview, entries: Iterable[zipfile.ZipInfo], members: Iterable[Member], start: int, name: str
+) -> None:
+    """Raises OverlayError where the members do not fill the archive up to its directory, which begins at `start`."""
+    at = 0
+    for entry, member in sorted(zip(entries, members, strict=True), key=lambda pair: pair[0].header_offset):
+        if entry.header_offset != at:
+            raise OverlayError(
+                f"{name}: member {entry.filename}: expected it at {at}, behind the one before, found it at "
+                f"{entry.header_offset}: do not use this file"
+            )
+        name_length, extra_length = struct.unpack_from("<2H", view, at + _LOCAL.size - 4)
+        at += _LOCAL.size + name_length + extra_length + len(member.raw)
+        if entry.flag_bits & _DESCRIBED:
+            at += _descriptor(view, at, entry, name)
+    if at != start:
+        raise OverlayError(
+            f"{name}: expected its directory at {at}, behind the last member, found it at {start}: do not use this file"
+        )
+
+
+def _descriptor(view: memoryview, at: int, entry: zipfile.ZipInfo, name: str) -> int:
+    """How long the data descriptor at `at` is, which must say what the directory says."""
+    said = struct.pack("<3L", entry.CRC, entry.compress_size, entry.file_size)
+    for descriptor in (b"PK\7\10" + said, said):
+        if view[at : at + len(descriptor)] == descriptor:
+            return len(descriptor)
+    raise OverlayError(
+        f"{name}: member {entry.filename}: expected its size and checksum behind it, found others: do not use this file"
+    )
 
 
 def _check(entry: zipfile.ZipInfo, name: str) -> None:
     try:
-        relative_path(entry.orig_filename)
+        relative_path(entry.orig_filename.removesuffix("/"))
     except ValueError as error:
         raise OverlayError(f"{name}: member {entry.orig_filename!r}: {error}: do not use this file") from None
     if entry.filename != entry.orig_filename:  # zipfile prefers the name in a Unicode path extra field, if there is one
@@ -119,10 +220,14 @@ def _check(entry: zipfile.ZipInfo, name: str) -> None:
             f"{name}: member {entry.orig_filename!r} has another name too, {entry.filename!r}: do not use this file"
         )
     kind = stat.S_IFMT(entry.external_attr >> 16)
-    if kind not in (0, stat.S_IFREG):
+    if kind not in (0, stat.S_IFDIR if entry.is_dir() else stat.S_IFREG):
         what = "a symbolic link" if kind == stat.S_IFLNK else f"a special file of type {kind:o}"
         raise OverlayError(
             f"{name}: member {entry.filename}: expected a regular file, found {what}: do not use this file"
+        )
+    if entry.is_dir() and entry.file_size:
+        raise OverlayError(
+            f"{name}: member {entry.filename}: expected a folder, found {entry.file_size} bytes: do not use this file"
         )
     if entry.flag_bits & 0x41 or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise OverlayError(
@@ -139,7 +244,7 @@ def _check(entry: zipfile.ZipInfo, name: str) -> None:
 def _member(view: memoryview, entry: zipfile.ZipInfo, name: str) -> Member:
     start = entry.header_offset
     try:
-        signature, _, _, method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack_from(view, start)
+        signature, _, flags, method, _, _, *said, name_length, extra_length = _LOCAL.unpack_from(view, start)
     except struct.error:
         raise OverlayError(
             f"{name}: member {entry.filename}: expected a header at {start}, found the end of the file: fetch it again"
@@ -151,11 +256,13 @@ def _member(view: memoryview, entry: zipfile.ZipInfo, name: str) -> Member:
         signature != b"PK\3\4"
         or method != entry.compress_type
         or stands != _encoded(entry.orig_filename, entry.flag_bits)
+        or flags != entry.flag_bits
+        or not _agree(said, entry)
         or end > len(view)
     ):
         raise OverlayError(
-            f"{name}: member {entry.filename}: expected the same name and method in both of its headers, found "
-            f"{stands!r}: do not use this file"
+            f"{name}: member {entry.filename}: expected the same name, method, sizes and checksum in both of its "
+            f"headers, found {stands!r} with others: do not use this file"
         )
     year, month, day, hour, minute, second = entry.date_time
     return Member(
@@ -169,6 +276,12 @@ def _member(view: memoryview, entry: zipfile.ZipInfo, name: str) -> Member:
         system=entry.create_system,
         attributes=entry.external_attr,
     )
+
+
+def _agree(said: list[int], entry: zipfile.ZipInfo) -> bool:
+    """Whether a local header says the same of checksum and sizes as the directory, or leaves them to a descriptor."""
+    found = [entry.CRC, entry.compress_size, entry.file_size]
+    return said == found or (bool(entry.flag_bits & _DESCRIBED) and said == [0, 0, 0])
 
 
 def _encoded(name: str, flags: int) -> bytes:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import tomllib
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from overlay.errors import OverlayError
 
 FORMAT = 1
+MAXIMUM = 1 << 20
+"""Bytes that the file may have: ours has a fortieth of that."""
 Location = tuple[str | int, ...]
 """Where a value is in the file, as keys and positions: `("packages", "transformers", "releases", 0, "wheel")`."""
 
@@ -42,18 +45,45 @@ def _public_version(text: str) -> str:
     return text
 
 
-_UNSAFE = re.compile(r"(?:\A|/)(?:\.{0,2}|\.git)(?:/|\Z)|[\x00-\x1f\x7f\\:]", re.IGNORECASE)
+INVISIBLE = (
+    r"\x80-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    r"\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff"
+)
+"""Characters that nobody sees, or that turn text around, as part of a regular expression's set: the controls of ISO
+6429 from 0x80 on, what ends a line for some programs, and what is Default_Ignorable_Code_Point in Unicode, such as the
+bidirectional controls (CVE-2021-42574)."""
+
+_UNSAFE = re.compile(
+    r"(?:\A|/)(?:\.{0,2}|[^/]*[. ]|(?:\.git|git~[0-9]+)[. ]*|(?:con|prn|aux|nul|(?:com|lpt)[0-9\xb2\xb3\xb9])(?:\.[^/]*)?)"
+    rf"(?:/|\Z)|[\x00-\x1f\x7f\\:{INVISIBLE}]",
+    re.IGNORECASE,
+)
 
 
 def relative_path(text: str) -> str:
-    """`text`, if it is a plain relative POSIX path: no `..`, no `.git`, no drive, no backslash, no control character.
+    """`text`, if it is a plain relative POSIX path: no `..`, no `.git` (nor what a file system takes for it), no drive,
+    no backslash, no control or invisible character; and no name that Windows cannot have: a device's, or one that ends
+    in a dot or a space.
 
     Raises:
         ValueError: it is not.
     """
     if _UNSAFE.search(text):
-        raise ValueError("expected a relative path without '..', '.git', ':' or a backslash")
+        raise ValueError(
+            "expected a relative path without '..', '.git', ':', a backslash, control characters and names that no "
+            "file has on some system"
+        )
     return text
+
+
+def folded(path: str) -> str:
+    """What two paths have in common that a file system without case, or with normalized names, takes for one (Unicode
+    3.13, canonical caseless matching)."""
+    return path if path.isascii() and path.islower() else _decomposed(_decomposed(path).casefold())
+
+
+def _decomposed(text: str) -> str:
+    return unicodedata.normalize("NFD", text)
 
 
 def _folder_prefix(text: str) -> str:
@@ -308,7 +338,7 @@ def parse(text: str, source: str = "upstream.lock") -> Lock:
         raise OverlayError(
             f"{source}: expected tables and arrays a few levels deep, found many more: restore the file"
         ) from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or that of an integer with thousands of digits
         raise OverlayError(f"{source}: {_toml_problem(text, error)}: mend that line") from None
     found = data.get("version")
     if isinstance(found, int) and not isinstance(found, bool) and found > FORMAT:
@@ -334,9 +364,13 @@ def read(path: Path) -> Lock:
 
 
 def read_text(path: Path) -> str:
-    """The text of the file `path`. Raises OverlayError where it cannot be read or is not UTF-8."""
+    """The text of the file `path`. Raises OverlayError where it cannot be read, is not UTF-8 or is too large."""
     try:
-        return path.read_bytes().decode("utf-8")  # as it is: `write` must leave line ends alone
+        with path.open("rb") as file:
+            content = file.read(MAXIMUM + 1)
+        if len(content) > MAXIMUM:
+            raise OverlayError(f"{path}: expected a lock of at most {MAXIMUM} bytes, found more: restore the file")
+        return content.decode("utf-8")  # as it is: `write` must leave line ends alone
     except FileNotFoundError:
         raise OverlayError(
             f"expected the lock at {path}, found no such file: run from a checkout, or name it with --root"
@@ -446,23 +480,28 @@ def line(text: str, where: Location) -> int:
             else:
                 table[where[length - 1]] = marker
             marked = tomlkit.dumps(document)
-        except (TOMLKitError, LookupError, TypeError):
+        except (TOMLKitError, LookupError, TypeError, ValueError, RecursionError):
             continue
         if marker in marked:
             return marked[: marked.index(marker)].count("\n") + 1
     return 1
 
 
-def _toml_problem(text: str, error: tomllib.TOMLDecodeError) -> str:
+def _toml_problem(text: str, error: ValueError) -> str:
     at = re.search(r"\(at line (\d+), column \d+\)", str(error))
     if at is None:
         return str(error)
     number = int(at[1])
     lines = text.splitlines()
     content = lines[number - 1].strip() if number <= len(lines) else ""
-    found = content if content.startswith("[") else content.partition("=")[0].strip()
+    found = _short(content if content.startswith("[") else content.partition("=")[0].strip())
     what = "a key or table that is there already" if "overwrite" in str(error) or "twice" in str(error) else "no TOML"
     return f"line {number}: {found}: {what} ({str(error).replace(at[0], '').strip()})"
+
+
+def _short(text: str) -> str:
+    """`text`, or its beginning: what is wrong may be a whole file."""
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _pydantic_problem(error: Mapping[str, Any]) -> str:
@@ -472,8 +511,8 @@ def _pydantic_problem(error: Mapping[str, Any]) -> str:
     if kind == "missing":
         return "missing: expected a value for this key"
     if kind == "value_error":
-        return f"{error['ctx']['error']}, found {found!r}"
-    shown = repr(found)
+        return f"{error['ctx']['error']}, found {_short(repr(found))}"
+    shown = _short(repr(found))
     if kind == "string_pattern_mismatch":
         expected = {
             r"^[0-9a-f]{64}$": "a sha256 of 64 hex digits",
@@ -647,10 +686,10 @@ def _check_files(files: tuple[Exchanged, ...], at: Location) -> None:
     seen: set[str] = set()
     for position, file in enumerate(files):
         here = (*at, "files", position)
-        if file.path.casefold() in seen:
+        if folded(file.path) in seen:
             raise _Problem((*here, "path"), f"{file.path} is named twice: keep one of the two")
         if file.before == file.after:
             raise _Problem(
                 (*here, "after"), "expected another blob id than before: a file that does not change is not exchanged"
             )
-        seen.add(file.path.casefold())
+        seen.add(folded(file.path))

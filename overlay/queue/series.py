@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from overlay.errors import OverlayError, naming
 from overlay.manifest import Fault
 from overlay.queue import git
-from overlay.queue.lock import relative_path
+from overlay.queue.lock import INVISIBLE, relative_path
 
 Delivery = Literal["wheel", "overlay", "pull-request"]
 TRAILERS = {
@@ -32,7 +32,9 @@ do. `Fault: <code>: <what the user sees>`, one for each fault that the patch men
 package that lacks it; a code is in one patch of a series."""
 
 _FAULT = re.compile(r"([a-z0-9-]+): +(\S.*)")
-_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_NUMBER = "([0-9]{1,9})"
+_HUNK = re.compile(rf"@@ -{_NUMBER}(?:,{_NUMBER})? \+{_NUMBER}(?:,{_NUMBER})? @@")
+_UNSEEN = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f{INVISIBLE}]")
 _TRAILER = re.compile(r"([A-Za-z][A-Za-z-]*): +(\S.*)")
 
 
@@ -157,15 +159,17 @@ def read_patch(file: Path) -> Patch:
     """The patch in `file`.
 
     Raises:
-        OverlayError: it is not UTF-8, has no subject, reason or trailer that it must have, or names a path outside
+        OverlayError: it is not UTF-8, holds what nobody sees (`lock.INVISIBLE`), has no subject, reason or trailer that it must have, or names a path outside
             the tree, a `.git`, a symbolic link, a mode, a rename or binary content.
     """
     text = _text(file)
-    found = re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text.replace("\r\n", "\n"))
+    found = _UNSEEN.search(text.replace("\r\n", " \n"))  # of the same length, so that the place is right
     if found is not None:
+        kind = "control" if found[0] < " " or found[0] == "\x7f" else "invisible"
         raise OverlayError(
-            f"{file}: expected text, found the control character {found[0]!r} in line "
-            f"{text[: found.start()].count(chr(10)) + 1}: export the patch again"
+            f"{file}: expected text that can be read, found the {kind} character {ascii(found[0])} in line "
+            f"{text[: found.start()].count(chr(10)) + 1}: write it as an escape in the source, and export the patch "
+            "again"
         )
     message, separator, body = text.partition("\n---\n")
     if not separator:
@@ -298,7 +302,7 @@ def _content(
                 f"{where}: expected a change of a text file, found {row!r}: a patch may not rename, copy or hold "
                 "binary content"
             )
-        elif re.match(r"(---|\+\+\+) [^\s]", row) and (number >= first_line or "/" in row):
+        elif re.match(r"(---|\+\+\+) .", row) and (number >= first_line or "/" in row):
             side, name = row[:3], row[4:].split("\t")[0]
             if name != "/dev/null" or path not in created:
                 if name[:2] not in ("a/", "b/"):
@@ -323,6 +327,10 @@ def _content(
                     "context"
                 )
             hunks.append(Hunk(path, row, int(found[1])))
+        elif row.startswith("@@ -"):
+            raise OverlayError(
+                f"{where}: expected '@@ -FIRST,LINES +FIRST,LINES @@', found {row[:100]!r}: export the patch again"
+            )
     if not hunks:
         raise OverlayError(f"{file}: expected at least one hunk, found none: export the patch again")
     return tuple(paths), frozenset(created), before, tuple(hunks)
