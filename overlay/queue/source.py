@@ -166,12 +166,10 @@ class PipSettings:
         )
 
     def client(self) -> "PyPIClient":
-        """An HTTP client with these settings; it follows redirects and answers for netrc, keyring and credentials in
-        index URLs."""
+        """An HTTP client with these settings; it answers for netrc, keyring and credentials in index URLs."""
         import ssl
 
-        from unearth.auth import MultiDomainBasicAuth
-        from unearth.fetchers import PyPIClient
+        from overlay.queue.client import Client
 
         try:
             context = ssl.create_default_context(cafile=self.certificates)
@@ -182,16 +180,14 @@ class PipSettings:
                 f"expected certificates at {self.certificates or self.client_certificate}, found: {error}: correct "
                 "`cert` or `client-cert` in your pip configuration"
             ) from None
-        client = PyPIClient(
+        return Client(
+            index_urls=self.index_urls,
             trusted_hosts=self.trusted_hosts,
             verify=context,
             timeout=self.timeout,
             proxy=self.proxy,
             mounts=self._proxies_of_trusted_hosts(),
-            follow_redirects=True,
         )
-        client.auth = MultiDomainBasicAuth(prompting=False, index_urls=self.index_urls)
-        return client
 
     def _proxies_of_trusted_hosts(self) -> "Mapping[str, BaseTransport]":
         """Connections to trusted hosts through the proxy: unearth makes them without one."""
@@ -318,23 +314,25 @@ def _noted(notes: list[str]) -> Iterator[None]:
 
 
 def _links(client: "PyPIClient", settings: PipSettings, project: str, search: _Search) -> Iterator["Link"]:
-    import httpx2
     from unearth import PackageFinder
 
     sources: list[Mapping[str, list[str]]] = [{"find_links": [url]} for url in settings.find_links]
     sources += [{"index_urls": [url]} for url in settings.index_urls]
     for source in sources:
+        url = next(iter(source.values()))[0]
         try:
             finder = PackageFinder(session=client, ignore_compatibility=True, **source)  # type: ignore[arg-type]
             for package in finder.find_all_packages(project, allow_yanked=True):
+                if url.startswith(("http:", "https:")) and not package.link.url.startswith(("http:", "https:")):
+                    search.failed.append(f"{url}: expected links to http or https, found {package.link.url[:200]}")
+                    continue
                 yield package.link
-        except (httpx2.HTTPError, OSError, ValueError) as error:
-            url = next(iter(source.values()))[0]
-            search.failed.append(f"{url}: {reason(error)}")
+        except Exception as error:  # the parsers of pages raise anything where a page is not what it says
+            search.failed.append(f"{url}: {reason(error)[:1000]}")
 
 
 def _save(client: "PyPIClient", link: "Link", file: Path, artefact: Artefact) -> None:
-    import httpx2
+    from overlay.queue.client import FAILURES
 
     digest = hashlib.sha256()
     size = 0
@@ -352,7 +350,7 @@ def _save(client: "PyPIClient", link: "Link", file: Path, artefact: Artefact) ->
                 digest.update(chunk)
                 target.write(chunk)
                 progress.advance(len(chunk))
-    except httpx2.HTTPError as error:
+    except FAILURES as error:
         raise OverlayError(
             f"{shown(link.url_without_fragment)}: expected {artefact.size} bytes, found {size} and then: "
             f"{reason(error)}: check the network and run this again"

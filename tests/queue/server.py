@@ -86,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     """`answers` are by path and come before files; with `credentials` (`user:password`) it asks for them; with
-    `ranges` it answers with parts of files. `sent` counts the bytes of its answers."""
+    `ranges` it answers with parts of files; `host` is the name that its address has. `sent` counts the bytes of its answers."""
 
     daemon_threads = True
 
@@ -97,12 +97,13 @@ class Server(ThreadingHTTPServer):
         self.answers: dict[str, Answer] = {}
         self.credentials: str | None = None
         self.ranges = False
+        self.host = "127.0.0.1"
         self.sent = 0
 
     @property
     def place(self) -> str:
         """Host and port."""
-        return f"127.0.0.1:{self.server_address[1]}"
+        return f"{self.host}:{self.server_address[1]}"
 
     @property
     def url(self) -> str:
