@@ -9,9 +9,12 @@ import hashlib
 import io
 import json
 import os
+import struct
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +32,16 @@ MAXIMUM_MEMBER = 1 << 20
 """Bytes that a member may have, unpacked or not: the largest file that a series touches has a fifth of that."""
 
 MAXIMUM_WHEEL = 256 << 20
-"""Bytes that a wheel, or its directory, may have: one with all the Python code of these projects has a twentieth."""
+"""Bytes that a wheel may have: one with all the Python code of these projects has a twentieth of that."""
+
+MAXIMUM_PART = 4 << 20
+"""Bytes that are read of it at once, such as its directory: that of these projects has a tenth of that."""
+
+_PIECE = 1 << 12
+"""Bytes that are unpacked at once, which come to a thousand times as many in a bomb."""
+
+_UNSOUND = (zlib.error, struct.error, ValueError, OverflowError)
+"""What zipwire raises beside its own errors, where an archive is none."""
 
 Members = Mapping[str, bytes | None]
 """Content by path in the wheel; None where the wheel has no such member."""
@@ -86,13 +98,14 @@ def _keep(place: Path, members: Members) -> None:
 def _fetch(client: "PyPIClient", offer: Offer, paths: Sequence[str]) -> Members:
     import httpx2
     from zipwire import SyncRemoteZip, ZipwireError
-    from zipwire.backends import FileReader
+    from zipwire.backends import FileReader, Httpx2SyncReader
 
     try:
-        reader = FileReader.from_uri(offer.url) if offer.url.startswith("file:") else _ranges(client, offer.url)
-        with SyncRemoteZip(reader) as archive:
+        local = offer.url.startswith("file:")
+        reader = FileReader.from_uri(offer.url) if local else Httpx2SyncReader(offer.url, client=client)
+        with SyncRemoteZip(_Bounded(reader)) as archive:
             return _members(archive, paths)
-    except (ZipwireError, httpx2.HTTPStatusError, httpx2.DecodingError, zlib.error, ValueError):
+    except (ZipwireError, httpx2.HTTPStatusError, httpx2.DecodingError, *_UNSOUND):
         pass  # no ranges here, or not those that were asked for: the whole wheel has a hash that tells
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise _cut(offer, "an answer", "none", error) from None
@@ -101,9 +114,9 @@ def _fetch(client: "PyPIClient", offer: Offer, paths: Sequence[str]) -> Members:
         file = Path(folder) / "wheel"
         _download(client, offer, file)
         try:
-            with SyncRemoteZip(FileReader(file)) as archive:
+            with SyncRemoteZip(_Bounded(FileReader(file))) as archive:
                 return _members(archive, paths)
-        except (ZipwireError, zlib.error, ValueError) as error:
+        except (ZipwireError, *_UNSOUND) as error:
             raise OverlayError(
                 f"{shown(offer.url)}: expected a wheel, found that its files cannot be read ({reason(error)}): the "
                 "index offers a damaged file"
@@ -111,8 +124,11 @@ def _fetch(client: "PyPIClient", offer: Offer, paths: Sequence[str]) -> Members:
 
 
 def _members(archive: "SyncRemoteZip", paths: Sequence[str]) -> Members:
-    """Raises ZipwireError, ValueError or zlib.error where the archive is not sound."""
-    there = set(archive.namelist())
+    """Raises ZipwireError or one of _UNSOUND where the archive is not sound."""
+    there = Counter(archive.namelist())
+    doubled = next((path for path in paths if there[path] > 1), None)
+    if doubled is not None:
+        raise ValueError(f"{doubled!r} is doubled")
     return {path: _member(archive, path) if path in there else None for path in paths}
 
 
@@ -125,28 +141,43 @@ def _member(archive: "SyncRemoteZip", path: str) -> bytes:
     return content.getvalue()
 
 
-def _ranges(client: "PyPIClient", url: str) -> Any:
-    """zipwire's reader of a URL, which here takes no more bytes than were asked for."""
-    from zipwire import BadZipFile
-    from zipwire.backends import Httpx2SyncReader
+@dataclass(frozen=True)
+class _Bounded:
+    """A reader of zipwire's that takes no more bytes than were asked for, and gives them in small pieces.
 
-    class Ranges(Httpx2SyncReader):
-        def read_range(self, offset: int, length: int) -> tuple[bytes, Any]:
-            return b"".join(self.stream_range(offset, length)), {}
+    zipwire compares a member's size with its limit after it has unpacked a piece.
+    """
 
-        def stream_range(self, offset: int, length: int) -> Iterator[bytes]:
-            left = min(length, MAXIMUM_WHEEL)
-            for chunk in super().stream_range(offset, length):
-                left -= len(chunk)
-                if left < 0:
-                    raise BadZipFile(f"more than the {length} bytes that were asked for, or than {MAXIMUM_WHEEL}")
-                yield chunk
+    reader: Any
 
-    return Ranges(url, client=client)
+    @property
+    def url(self) -> str:
+        return str(self.reader.url)
+
+    def head(self) -> Mapping[str, str]:
+        found: Mapping[str, str] = self.reader.head()
+        return found
+
+    def read_range(self, offset: int, length: int) -> tuple[bytes, Mapping[str, str]]:
+        return b"".join(self.stream_range(offset, length)), {}
+
+    def stream_range(self, offset: int, length: int) -> Iterator[bytes]:
+        if length > MAXIMUM_PART:
+            raise ValueError(f"expected parts of at most {MAXIMUM_PART} bytes, found one of {length}")
+        left = length
+        for chunk in self.reader.stream_range(offset, length):
+            left -= len(chunk)
+            if left < 0:
+                raise ValueError(f"more than the {length} bytes that were asked for")
+            for at in range(0, len(chunk), _PIECE):
+                yield chunk[at : at + _PIECE]
+
+    def close(self) -> None:
+        self.reader.close()
 
 
 def _download(client: "PyPIClient", offer: Offer, file: Path) -> None:
-    import httpx2
+    from overlay.queue.client import FAILURES
 
     digest = hashlib.sha256()
     size = 0
@@ -162,7 +193,7 @@ def _download(client: "PyPIClient", offer: Offer, file: Path) -> None:
                     )
                 digest.update(chunk)
                 target.write(chunk)
-    except httpx2.HTTPError as error:
+    except FAILURES as error:
         raise _cut(offer, "a wheel", f"{size} bytes", error) from None
     if offer.sha256 not in (None, digest.hexdigest()):
         raise OverlayError(
