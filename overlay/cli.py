@@ -51,6 +51,8 @@ def _run(options: argparse.Namespace) -> int:
         return _failed(options, _missing(error, options.extra) if options.extra else _fault(error), 1)
     except MemoryError:
         return _failed(options, "expected enough memory, found none left: free some and run this again", 1)
+    except RecursionError:
+        return _failed(options, "expected folders or tables a few levels deep, found hundreds: use another input", 1)
     except Exception as error:
         return _failed(options, _fault(error), 1)
 

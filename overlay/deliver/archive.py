@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from overlay.errors import OverlayError
-from overlay.queue.lock import folded, relative_path
+from overlay.queue.lock import check_apart, relative_path
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
@@ -120,7 +120,10 @@ def read(archive: bytes, name: str) -> list[Member]:
         )
     for entry in entries:
         _check(entry, name)
-    _check_names([entry.filename for entry in entries], name)
+    try:
+        check_apart(entry.filename for entry in entries)
+    except ValueError as error:
+        raise OverlayError(f"{name}: member {error}: expected each name once, do not use this file") from None
     found = [_member(view, entry, name) for entry in entries]
     _check_order(view, entries, found, start, name)
     return [member for member in found if not member.name.endswith("/")]
@@ -150,32 +153,6 @@ def _directory(view: memoryview, name: str) -> tuple[int, int]:
             f"{at}): fetch it again, and do not use this file if it is as it was sent"
         )
     return start, members
-
-
-def _check_names(names: Iterable[str], name: str) -> None:
-    """Raises OverlayError where two members would be one file, or one would be in another, on some file system."""
-    seen: dict[str, str] = {}
-    folders: dict[str, str] = {}
-    for path in names:
-        plain = folded(path.removesuffix("/"))
-        if plain in seen and not (path.endswith("/") and seen[plain] == path):
-            first = seen[plain]
-            same = (
-                "doubled"
-                if first == path
-                else f"the same as {first} but for "
-                + ("case" if first.casefold() == path.casefold() else "case or Unicode normalization")
-            )
-            raise OverlayError(f"{name}: member {path} is {same}: expected each name once, do not use this file")
-        seen[plain] = path
-        parts = plain.split("/")
-        folders.update((("/".join(parts[:length]), path) for length in range(1, len(parts))))
-    for plain, path in seen.items():
-        if plain in folders and not path.endswith("/"):
-            raise OverlayError(
-                f"{name}: member {folders[plain]} lies in {path}, which is a file: expected a folder, do not use this "
-                "file"
-            )
 
 
 def _check_order(
@@ -262,7 +239,7 @@ def _member(view: memoryview, entry: zipfile.ZipInfo, name: str) -> Member:
     ):
         raise OverlayError(
             f"{name}: member {entry.filename}: expected the same name, method, sizes and checksum in both of its "
-            f"headers, found {stands!r} with others: do not use this file"
+            f"headers, found {stands[:200]!r} with others: do not use this file"
         )
     year, month, day, hour, minute, second = entry.date_time
     return Member(

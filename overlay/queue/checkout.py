@@ -10,7 +10,10 @@ from pathlib import Path
 
 from overlay.errors import OverlayError
 from overlay.queue import git, images, series
-from overlay.queue.lock import Lock, Package, relative_path
+from overlay.queue.lock import Lock, Package, check_apart, relative_path
+
+MAXIMUM_LISTING = 16 << 20
+"""Bytes that the names of all files may have: those of the pinned projects have a twentieth of that."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,9 @@ class Checkout:
 
     def _modes(self, folder: str) -> dict[str, str]:
         done = git.run(
-            "ls-tree", "-r", "-z", "--full-tree", self.commit, "--", *filter(None, [folder]), folder=self.folder
+            *("ls-tree", "-r", "-z", "--full-tree", self.commit, "--", *filter(None, [folder])),
+            folder=self.folder,
+            maximum=MAXIMUM_LISTING,
         )
         modes: dict[str, str] = {}
         for row in filter(None, done.stdout.split(b"\0")):
@@ -112,6 +117,13 @@ class Checkout:
                     f"{self.folder} at {self.commit[:12]}: {error}, found {os.fsdecode(path)!r}: this tree cannot be "
                     "made into a wheel"
                 ) from None
+        try:
+            check_apart(modes)
+        except ValueError as error:
+            raise OverlayError(
+                f"{self.folder} at {self.commit[:12]}: expected each name once, found that {error}: this tree cannot "
+                "be made into a wheel"
+            ) from None
         return modes
 
     def _contents(self, modes: Mapping[str, str]) -> dict[str, bytes]:
@@ -149,7 +161,17 @@ class Checkout:
         with tempfile.TemporaryDirectory(prefix="overlay-") as temporary:
             copy = Path(temporary, "index")  # git diff would write what it finds of the files into the user's own
             shutil.copyfile(index, copy)
-            done = git.run("diff", "--name-only", "-z", self.commit, "--", *specs, folder=self.folder, index=copy)
+            done = git.run(
+                "diff",
+                "--name-only",
+                "--ignore-submodules",
+                "-z",
+                self.commit,
+                "--",
+                *specs,
+                folder=self.folder,
+                index=copy,
+            )
         return [path for path in done.stdout.decode("utf-8").split("\0") if path]
 
 

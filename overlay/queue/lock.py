@@ -10,7 +10,7 @@ import re
 import shutil
 import tomllib
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -54,7 +54,7 @@ INVISIBLE = (
 bidirectional controls (CVE-2021-42574)."""
 
 _UNSAFE = re.compile(
-    r"(?:\A|/)(?:\.{0,2}|[^/]*[. ]|(?:\.git|git~[0-9]+)[. ]*|(?:con|prn|aux|nul|(?:com|lpt)[0-9\xb2\xb3\xb9])(?:\.[^/]*)?)"
+    r"(?:\A|/)(?:|[^/]*[. ]|\.git|git~[0-9]+|(?:con|prn|aux|nul|(?:com|lpt)[0-9\xb2\xb3\xb9])(?:\.[^/]*)?)"
     rf"(?:/|\Z)|[\x00-\x1f\x7f\\:{INVISIBLE}]",
     re.IGNORECASE,
 )
@@ -80,6 +80,32 @@ def folded(path: str) -> str:
     """What two paths have in common that a file system without case, or with normalized names, takes for one (Unicode
     3.13, canonical caseless matching)."""
     return path if path.isascii() and path.islower() else _decomposed(_decomposed(path).casefold())
+
+
+def check_apart(paths: Iterable[str]) -> None:
+    """Whether no file system takes two of `paths` for one, or one for a folder of another. One that ends in `/` is a
+    folder.
+
+    Raises:
+        ValueError: two are the same; it says which.
+    """
+    seen: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    for path in paths:
+        key = folded(path.removesuffix("/"))
+        first = seen.setdefault(key, path)
+        if first is not path and first != path:
+            alike = "case" if first.casefold() == path.casefold() else "case or Unicode normalization"
+            raise ValueError(f"{path} is the same as {first} but for {alike}")
+        if first is not path and not path.endswith("/"):
+            raise ValueError(f"{path} is doubled")
+        at = key.rfind("/")
+        while at > 0 and key[:at] not in folders:
+            folders[key[:at]] = path
+            at = key.rfind("/", 0, at)
+    for key, path in seen.items():
+        if key in folders and not path.endswith("/"):
+            raise ValueError(f"{folders[key]} lies in {path}, which is a file")
 
 
 def _decomposed(text: str) -> str:
