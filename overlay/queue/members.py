@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from overlay import cache
 from overlay.errors import OverlayError
@@ -27,6 +27,7 @@ from overlay.queue.source import Offer, reason, shown
 if TYPE_CHECKING:
     from unearth.fetchers import PyPIClient
     from zipwire import SyncRemoteZip
+    from zipwire._types import Headers
 
 MAXIMUM_MEMBER = 1 << 20
 """Bytes that a member may have, unpacked or not: the largest file that a series touches has a fifth of that."""
@@ -154,12 +155,12 @@ class _Bounded:
     def url(self) -> str:
         return str(self.reader.url)
 
-    def head(self) -> Mapping[str, str]:
-        found: Mapping[str, str] = self.reader.head()
+    def head(self) -> "Headers":
+        found: Headers = self.reader.head()
         return found
 
-    def read_range(self, offset: int, length: int) -> tuple[bytes, Mapping[str, str]]:
-        return b"".join(self.stream_range(offset, length)), {}
+    def read_range(self, offset: int, length: int) -> "tuple[bytes, Headers]":
+        return b"".join(self.stream_range(offset, length)), cast("Headers", {})
 
     def stream_range(self, offset: int, length: int) -> Iterator[bytes]:
         if length > MAXIMUM_PART:

@@ -159,15 +159,16 @@ def read_patch(file: Path) -> Patch:
     """The patch in `file`.
 
     Raises:
-        OverlayError: it is not UTF-8, holds what nobody sees (`lock.INVISIBLE`), has no subject, reason or trailer that it must have, or names a path outside
-            the tree, a `.git`, a symbolic link, a mode, a rename or binary content.
+        OverlayError: it is not UTF-8, holds what nobody sees (`lock.INVISIBLE`), has no subject, reason or trailer that
+            it must have, or names a path outside the tree, a `.git`, a symbolic link, a mode, a rename or binary
+            content.
     """
     text = _text(file)
     found = _UNSEEN.search(text.replace("\r\n", " \n"))  # of the same length, so that the place is right
     if found is not None:
         kind = "control" if found[0] < " " or found[0] == "\x7f" else "invisible"
         raise OverlayError(
-            f"{file}: expected text that can be read, found the {kind} character {ascii(found[0])} in line "
+            f"{file}: expected text that can be read, found the {kind} character {found[0]!a} in line "
             f"{text[: found.start()].count(chr(10)) + 1}: write it as an escape in the source, and export the patch "
             "again"
         )

@@ -86,7 +86,8 @@ class Handler(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     """`answers` are by path and come before files; with `credentials` (`user:password`) it asks for them; with
-    `ranges` it answers with parts of files; `host` is the name that its address has. `sent` counts the bytes of its answers."""
+    `ranges` it answers with parts of files. `host` is the name that its address has, `sent` counts the bytes of its
+    answers."""
 
     daemon_threads = True
 

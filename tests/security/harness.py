@@ -16,7 +16,7 @@ import tomlkit
 
 from overlay.deliver import archive, record
 from overlay.deliver.wheel import Wheel
-from overlay.errors import OverlayError
+from overlay.errors import LONGEST, OverlayError
 from overlay.queue import git, lock, series
 
 NAME = "demo-1.0-py3-none-any.whl"
@@ -30,7 +30,7 @@ def _refused(read: Callable[[], Any]) -> Any:
         said = str(error)
         assert said, "an error that says nothing"
         assert said.isprintable(), said
-        assert len(said) < 5000, said[:5000]
+        assert len(said) <= LONGEST + 3, said
         return None
 
 

@@ -63,7 +63,25 @@ def mutated(content: bytes, piece: st.SearchStrategy[bytes]) -> st.SearchStrateg
     return st.lists(cut, min_size=1, max_size=6).map(apply)
 
 
-LOCK = ("[", "]", "{", "}", "=", '"', "'", '"""', "\n", "#", ".", "1979-05-27", "nan", "0x", "\\u0000", "\0", "a.b.c = 1\n")
+LOCK = (
+    "[",
+    "]",
+    "{",
+    "}",
+    "=",
+    '"',
+    "'",
+    '"""',
+    "\n",
+    "#",
+    ".",
+    "1979-05-27",
+    "nan",
+    "0x",
+    "\\u0000",
+    "\0",
+    "a.b.c = 1\n",
+)
 PATCH = (
     "diff --git a/../x b/../x\n",
     "diff --git a/src/demo/core.py b/src/demo/core.py\n",
@@ -141,7 +159,11 @@ def test_a_lock_with_another_value(lock_text: bytes, data: st.DataObject) -> Non
 
 
 @budget(100)
-@given(st.lists(st.sampled_from(["0001-x.patch", "../x.patch", "#", " ", "\0", "\udcff", "x" * 300, "/", "\r"]), max_size=8))
+@given(
+    st.lists(
+        st.sampled_from(["0001-x.patch", "../x.patch", "#", " ", "\0", "\udcff", "x" * 300, "/", "\r"]), max_size=8
+    )
+)
 def test_a_list_of_patches(names: list[str]) -> None:
     read(harness.read_series, "\n".join(names).encode("utf-8", "surrogateescape"))
 
@@ -175,7 +197,20 @@ def test_a_wheel_that_is_nearly_one(data: st.DataObject) -> None:
 
 
 NAMES = st.sampled_from(
-    ["demo/a.py", "demo/A.py", "demo/a.py/b", "demo/", "demo/é", "demo/e\u0301", "../a", "/a", "con", "a\x1b", "a." * 9, ""]
+    [
+        "demo/a.py",
+        "demo/A.py",
+        "demo/a.py/b",
+        "demo/",
+        "demo/é",
+        "demo/e\u0301",
+        "../a",
+        "/a",
+        "con",
+        "a\x1b",
+        "a." * 9,
+        "",
+    ]
 ) | st.text(max_size=6)
 HALF, FULL = st.sampled_from([0, 1, 8, 0x800, 0xFFFF]), st.sampled_from([0, 1, 22, 0xFFFF, 0x7FFF_FFFF, 0xFFFF_FFFF])
 
