@@ -132,6 +132,7 @@ def audit(wheel: Wheel, content: bytes, sha256: str) -> None:
     if note.is_file():
         return
     import zipfile
+    import zlib
 
     from installer.sources import WheelFile
 
@@ -139,7 +140,7 @@ def audit(wheel: Wheel, content: bytes, sha256: str) -> None:
         opened.filename = wheel.name
         try:
             WheelFile(opened).validate_record(validate_contents=True)
-        except (ValueError, zipfile.BadZipFile, OSError) as error:
+        except (ValueError, zipfile.BadZipFile, OSError, EOFError, zlib.error) as error:
             first = next(iter(getattr(error, "issues", ())), str(error))
             raise OverlayError(
                 f"{wheel.name}: expected RECORD to tell the truth, found: {first}: do not use this file"

@@ -114,14 +114,22 @@ def _fetch(client: "PyPIClient", offer: Offer, paths: Sequence[str]) -> Members:
     with tempfile.TemporaryDirectory(prefix="overlay-") as folder:
         file = Path(folder) / "wheel"
         _download(client, offer, file)
-        try:
-            with SyncRemoteZip(_Bounded(FileReader(file))) as archive:
-                return _members(archive, paths)
-        except (ZipwireError, *_UNSOUND) as error:
-            raise OverlayError(
-                f"{shown(offer.url)}: expected a wheel, found that its files cannot be read ({reason(error)}): the "
-                "index offers a damaged file"
-            ) from None
+        return of_file(file, shown(offer.url), paths)
+
+
+def of_file(file: Path, name: str, paths: Sequence[str]) -> Members:
+    """The members of the wheel in `file`, whose `name` is for messages. Raises OverlayError where it is not sound."""
+    from zipwire import SyncRemoteZip, ZipwireError
+    from zipwire.backends import FileReader
+
+    try:
+        with SyncRemoteZip(_Bounded(FileReader(file))) as archive:
+            return _members(archive, paths)
+    except (ZipwireError, *_UNSOUND) as error:
+        raise OverlayError(
+            f"{name}: expected a wheel, found that its files cannot be read ({reason(error)}): the index offers a "
+            "damaged file"
+        ) from None
 
 
 def _members(archive: "SyncRemoteZip", paths: Sequence[str]) -> Members:

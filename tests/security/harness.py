@@ -4,6 +4,7 @@ One function a reader, from bytes to nothing; anything that comes out of it but 
 them with hypothesis, and `python -m tests.security.harness READER` with atheris, which has to be installed beside.
 """
 
+import hashlib
 import os
 import sys
 import tempfile
@@ -15,9 +16,9 @@ from typing import Any
 import tomlkit
 
 from overlay.deliver import archive, record
-from overlay.deliver.wheel import Wheel
+from overlay.deliver.wheel import Wheel, audit
 from overlay.errors import LONGEST, OverlayError
-from overlay.queue import git, lock, series
+from overlay.queue import git, lock, members, series
 
 NAME = "demo-1.0-py3-none-any.whl"
 
@@ -83,16 +84,26 @@ def read_series(content: bytes) -> None:
 
 
 def read_wheel(content: bytes) -> None:
-    """A wheel is refused, or the same after it was written again."""
+    """A wheel is refused, or the same after it was written again. In it are only the members that its RECORD names."""
     found = _refused(lambda: Wheel.read(content, NAME))
     if found is None:
         return
-    members = {member.name: _refused(member.content) for member in found.members}
+    contents = {member.name: _refused(member.content) for member in found.members}
+    _refused(lambda: audit(found, content, hashlib.sha256(content).hexdigest()))
     again = Wheel.read(b"".join(archive.write(found.members)), NAME)
     assert again.members == found.members
-    assert {member.name: _refused(member.content) for member in again.members} == members
+    assert {member.name: _refused(member.content) for member in again.members} == contents
     rows = found.record()
     assert record.parse(record.write(rows), NAME) == rows
+
+
+def read_members(content: bytes) -> None:
+    """A wheel that no lock names is refused, or a member of it has at most the size that it may."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / NAME
+        file.write_bytes(content)
+        found = _refused(lambda: members.of_file(file, NAME, ["demo/core.py", "demo/layers/block.py"]))
+        assert all(len(member or b"") <= members.MAXIMUM_MEMBER for member in (found or {}).values())
 
 
 READERS: Mapping[str, Callable[[bytes], Any]] = {
@@ -100,6 +111,7 @@ READERS: Mapping[str, Callable[[bytes], Any]] = {
     "series": read_series,
     "patch": read_patch,
     "wheel": read_wheel,
+    "members": read_members,
 }
 
 
@@ -107,11 +119,12 @@ def main(arguments: list[str]) -> None:
     """Feeds one reader with what atheris makes: `READER [CORPUS...] [OPTION OF LIBFUZZER...]`."""
     import atheris
 
-    os.environ["LC_ALL"] = "C"
     reader = READERS[arguments[1]]
-    atheris.instrument_all()
-    atheris.Setup([arguments[0], *arguments[2:]], lambda content: reader(bytes(content)))
-    atheris.Fuzz()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        atheris.instrument_all()
+        atheris.Setup([arguments[0], *arguments[2:]], lambda content: reader(bytes(content)))
+        atheris.Fuzz()
 
 
 if __name__ == "__main__":
