@@ -357,13 +357,13 @@ def test_a_wheel_that_no_lock_names(one: Two, content: Callable[[], bytes], said
     made = content()
     (one.index.folder / "demo" / NAME).write_bytes(made)
     offer = Offer(Version("1.0"), NAME, f"{one.index.url}/demo/{NAME}", None, None, False)
-    with one.settings().client() as opened, pytest.raises(OverlayError) as caught:
-        tracemalloc.start()
-        try:
+    tracemalloc.start()
+    try:
+        with one.settings().client() as opened, pytest.raises(OverlayError) as caught:
             members.read(opened, offer, ["demo/core.py"])
-        finally:
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
     assert f"{NAME}: expected a wheel, found that its files cannot be read" in str(caught.value)
     assert said in str(caught.value)
     assert peak < 64 << 20
