@@ -1,0 +1,227 @@
+"""What a step under FSDP2 communicates and holds, on 1, 2, 4 and 8 gloo ranks, counted by the profiler.
+
+`python scaling_worker.py RESULT.json RANKS[,RANKS...] [PAGE.md]` trains a small Llama, none of whose dimensions is a
+multiple of 8, with whatever transformers is on the path. With PAGE.md it also runs the program in it that calls backward
+forward by forward. Nothing here is a timing.
+"""
+
+import gc
+import json
+import re
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig, LlamaForCausalLM
+
+sys.path.append(str(Path(__file__).parent))
+from parallel import ranks
+
+SIZES = {
+    "hidden_size": 12,
+    "intermediate_size": 20,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 29,
+}
+WIDE = SIZES | {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 6}
+"""So wide that its gradients are told from everything else by their shapes."""
+MODES = {"none": None, "reentrant": {"use_reentrant": True}, "non-reentrant": {"use_reentrant": False}}
+FORWARDS = (1, 2, 3, 4)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "reshard_after_forward=True": {"reshard_after_forward": True},
+    "reshard_after_forward=False": {"reshard_after_forward": False},
+    "bf16, reduced in fp32": {
+        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    },
+    "bf16": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)},
+    "all but the norms frozen": {"frozen": ("proj", "embed", "head")},
+}
+OF_OPTIONS = 2
+"""Ranks on which all options are tried, and what is held; with the most ranks there are, the default alone."""
+IDS = torch.arange(8).reshape(1, 8)
+BYTES = {"float": 4, "c10::BFloat16": 2}
+COLLECTIVES = {"c10d::_allgather_base_": ("all-gather", 0), "c10d::_reduce_scatter_base_": ("reduce-scatter", 1)}
+"""The name of an operator -> what it does, and which of its arguments is the whole tensor."""
+
+
+def build(mode: str, sizes: dict[str, int] = SIZES, frozen: tuple[str, ...] = (), **sharding: Any) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).train()
+    if (options := MODES[mode]) is not None:
+        model.gradient_checkpointing_enable(options)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(part in name for part in frozen))
+    if frozen:
+        model.enable_input_require_grads()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, **sharding)
+    return fully_shard(model, mesh=mesh, **sharding)
+
+
+def loss(model: nn.Module, forwards: int) -> Tensor:
+    return torch.stack([model(input_ids=IDS, labels=IDS, use_cache=False).loss for _ in range(forwards)]).sum()
+
+
+def counted(step: Callable[[], Any]) -> dict[str, int] | None:
+    """The collectives of a step and the bytes of the whole tensors, on rank 0; the others only take part."""
+    if dist.get_rank():
+        step()
+        return None
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+        step()
+    found = Counter({"all-gather": 0, "reduce-scatter": 0, "all-gather bytes": 0, "reduce-scatter bytes": 0})
+    for event in profiled.profiler.kineto_results.events():
+        if event.name().startswith("c10d::"):
+            name, whole = COLLECTIVES[event.name()]
+            found[name] += 1
+            found[f"{name} bytes"] += event.shapes()[whole][0] * BYTES[event.dtypes()[whole]]
+    return found
+
+
+def cases(world: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    for mode in MODES:
+        yield "default", mode, FORWARDS
+        if world == OF_OPTIONS:
+            yield from ((option, mode, (2,)) for option in OPTIONS if option != "default")
+
+
+def steps(model: nn.Module, forwards: tuple[int, ...]) -> list[tuple[int, dict[str, int] | None]]:
+    """Of one model; the first step initialises, and after a lossy one the next is not what it would be."""
+    loss(model, forwards[0]).backward()
+    found = []
+    for count in forwards:
+        if count > 1:
+            loss(model, count).backward()
+        found.append((count, counted(lambda count=count: loss(model, count).backward())))
+    return found
+
+
+def unit(module: nn.Module, without: tuple[nn.Module, ...] = ()) -> dict[str, list[list[int]]]:
+    """The shapes of the parameters of a module, those of other modules apart."""
+    others = {parameter for other in without for parameter in other.parameters()}
+    shapes: dict[str, list[list[int]]] = {"trained": [], "frozen": []}
+    for parameter in module.parameters():
+        if parameter not in others:
+            shapes["trained" if parameter.requires_grad else "frozen"].append(list(parameter.shape))
+    return shapes
+
+
+def units(model: LlamaForCausalLM) -> dict[str, Any]:
+    layers = tuple(model.model.layers)
+    return {"layers": [unit(layer) for layer in layers], "root": unit(model, layers)}
+
+
+class Gradients(TorchDispatchMode):
+    """Counts the bytes of the storages that are made as tensors of given shapes, from the first tensor to the last."""
+
+    def __init__(self, shapes: set[tuple[int, ...]]) -> None:
+        super().__init__()
+        self.shapes = shapes
+        self.known: dict[int, int] = {}
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if type(tensor) is Tensor and (key := tensor.untyped_storage()._cdata) not in self.known:
+                storage = tensor.untyped_storage()
+                # A tensor in one dimension is FSDP2's buffer, whose views have the shapes of parameters
+                self.known[key] = storage.nbytes() if tuple(tensor.shape) in self.shapes else 0
+                self.now += self.known[key]
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self.freed, key)
+        return result
+
+    def freed(self, key: int) -> None:
+        self.now -= self.known.pop(key)
+
+
+def held(mode: str, forwards: int) -> int:
+    """The most bytes of unsharded gradients of weights at once in a backward."""
+    model = build(mode, WIDE)
+    shapes = {tuple(parameter.shape) for parameter in model.parameters() if parameter.dim() > 1}
+    loss(model, forwards).backward()
+    model.zero_grad()
+    result = loss(model, forwards)
+    gc.collect()
+    with Gradients(shapes | {shape[::-1] for shape in shapes}) as gradients:
+        result.backward()
+    return gradients.most
+
+
+def hook_calls(mode: str, forwards: int) -> list[int]:
+    """How often each parameter's hook for an optimizer in the backward runs."""
+    model = build(mode)
+    called: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: called.update([name]))
+    loss(model, forwards).backward()
+    return sorted({called[name] for name, _ in model.model.layers.named_parameters(prefix="model.layers")})
+
+
+def one_by_one(mode: str, program: str, forwards: int) -> dict[str, Any]:
+    """What the page's program communicates and holds, and its gradients against those of one backward."""
+    batches = [{"input_ids": IDS + i, "use_cache": False} for i in range(forwards)]
+
+    def preference(*logits: Tensor) -> Tensor:
+        return nn.functional.softplus(-sum(one.square().mean() * (-1) ** i for i, one in enumerate(logits)))
+
+    def run(model: nn.Module) -> None:
+        exec(program, {"model": model, "batches": batches, "loss": preference})  # noqa: S102
+
+    whole, model = build(mode), build(mode)
+    for _ in range(2):
+        whole.zero_grad()
+        preference(*(whole(**batch).logits for batch in batches)).backward()
+    run(model)
+    model.zero_grad()
+    found = counted(lambda: run(model))
+    theirs, ours = (
+        torch.cat([parameter.grad.to_local().flatten() for parameter in one.parameters()]) for one in (whole, model)
+    )
+    wide = build(mode, WIDE)
+    shapes = {tuple(parameter.shape) for parameter in wide.parameters() if parameter.dim() > 1}
+    with Gradients(shapes | {shape[::-1] for shape in shapes}) as gradients:
+        run(wide)
+    return {"collectives": found, "error": float((ours - theirs).norm() / theirs.norm()), "held": gradients.most}
+
+
+def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
+    rows = []
+    for option, mode, forwards in cases(world):
+        model = build(mode, **OPTIONS[option])
+        for count, found in steps(model, forwards):
+            rows.append({"options": option, "checkpointing": mode, "forwards": count, "collectives": found})
+    result: dict[str, Any] = {"ranks": world, "rows": rows}
+    if world == OF_OPTIONS:
+        result["units"] = {option: units(build("none", **OPTIONS[option])) for option in OPTIONS}
+        result["wide"] = units(build("none", WIDE))
+        result["held"] = {mode: {count: held(mode, count) for count in FORWARDS} for mode in MODES}
+        result["hook calls"] = {mode: {count: hook_calls(mode, count) for count in FORWARDS} for mode in MODES}
+        if PROGRAM:
+            result["one by one"] = {mode: {count: one_by_one(mode, PROGRAM, count) for count in (2, 3)} for mode in MODES}
+    put(result)
+
+
+PROGRAM = ""
+
+if __name__ == "__main__":
+    if len(sys.argv) > 3:
+        (PROGRAM,) = re.findall(r"^```py\n(.*?)^```", Path(sys.argv[3]).read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    found = ranks.train([int(world) for world in sys.argv[2].split(",")], work)
+    Path(sys.argv[1]).write_text(json.dumps(found), "utf-8")
