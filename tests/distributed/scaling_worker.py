@@ -1,8 +1,8 @@
 """What a step under FSDP2 communicates and holds, on 1, 2, 4 and 8 gloo ranks, counted by the profiler.
 
-`python scaling_worker.py RESULT.json RANKS[,RANKS...] [PAGE.md]` trains a small Llama, none of whose dimensions is a
-multiple of 8, with whatever transformers is on the path. With PAGE.md it also runs the program in it that calls backward
-forward by forward. Nothing here is a timing.
+`python scaling_worker.py RESULT.json PAGE.md RANKS...` trains a small Llama, none of whose dimensions is a multiple of 8,
+with whatever transformers is on the path. Of PAGE.md it runs the first program, which calls backward forward by forward.
+Nothing here is a timing.
 """
 
 import gc
@@ -36,7 +36,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "vocab_size": 29,
 }
-WIDE = SIZES | {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 6}
+WIDE = SIZES | {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4}
 """So wide that its gradients are told from everything else by their shapes."""
 MODES = {"none": None, "reentrant": {"use_reentrant": True}, "non-reentrant": {"use_reentrant": False}}
 FORWARDS = (1, 2, 3, 4)
@@ -51,7 +51,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all but the norms frozen": {"frozen": ("proj", "embed", "head")},
 }
 OF_OPTIONS = 2
-"""Ranks on which all options are tried, and what is held; with the most ranks there are, the default alone."""
+"""The number of ranks on which everything is measured; on others, the default alone."""
+PROGRAM = ""
+"""The page's, which calls backward forward by forward."""
 IDS = torch.arange(8).reshape(1, 8)
 BYTES = {"float": 4, "c10::BFloat16": 2}
 COLLECTIVES = {"c10d::_allgather_base_": ("all-gather", 0), "c10d::_reduce_scatter_base_": ("reduce-scatter", 1)}
@@ -101,11 +103,11 @@ def cases(world: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
 
 
 def steps(model: nn.Module, forwards: tuple[int, ...]) -> list[tuple[int, dict[str, int] | None]]:
-    """Of one model; the first step initialises, and after a lossy one the next is not what it would be."""
-    loss(model, forwards[0]).backward()
+    """Of one model, after a first step, which initialises; so does the first lossy one, of two forwards."""
+    loss(model, 1).backward()
     found = []
     for count in forwards:
-        if count > 1:
+        if count == 2:
             loss(model, count).backward()
         found.append((count, counted(lambda count=count: loss(model, count).backward())))
     return found
@@ -174,31 +176,39 @@ def hook_calls(mode: str, forwards: int) -> list[int]:
     return sorted({called[name] for name, _ in model.model.layers.named_parameters(prefix="model.layers")})
 
 
-def one_by_one(mode: str, program: str, forwards: int) -> dict[str, Any]:
+def one_by_one(mode: str, forwards: int) -> dict[str, Any]:
     """What the page's program communicates and holds, and its gradients against those of one backward."""
-    batches = [{"input_ids": IDS + i, "use_cache": False} for i in range(forwards)]
+    ids = [(IDS + i + 5 * dist.get_rank()) % SIZES["vocab_size"] for i in range(forwards)]
+    batches = [{"input_ids": one, "use_cache": False} for one in ids]
 
     def preference(*logits: Tensor) -> Tensor:
         return nn.functional.softplus(-sum(one.square().mean() * (-1) ** i for i, one in enumerate(logits)))
 
     def run(model: nn.Module) -> None:
-        exec(program, {"model": model, "batches": batches, "loss": preference})  # noqa: S102
+        exec(PROGRAM, {"model": model, "batches": batches, "loss": preference})  # noqa: S102
 
-    whole, model = build(mode), build(mode)
-    for _ in range(2):
-        whole.zero_grad()
-        preference(*(whole(**batch).logits for batch in batches)).backward()
+    whole, model = build("none"), build(mode)
+    preference(*(whole(**batch).logits for batch in batches)).backward()
     run(model)
-    model.zero_grad()
-    found = counted(lambda: run(model))
     theirs, ours = (
         torch.cat([parameter.grad.to_local().flatten() for parameter in one.parameters()]) for one in (whole, model)
     )
+    error = float((ours - theirs).norm() / theirs.norm())
+    found = counted(lambda: run(model))
     wide = build(mode, WIDE)
     shapes = {tuple(parameter.shape) for parameter in wide.parameters() if parameter.dim() > 1}
     with Gradients(shapes | {shape[::-1] for shape in shapes}) as gradients:
         run(wide)
-    return {"collectives": found, "error": float((ours - theirs).norm() / theirs.norm()), "held": gradients.most}
+    return {"collectives": found, "error": error, "held": gradients.most}
+
+
+def next_step(mode: str) -> dict[str, float]:
+    """The loss after a step of two forwards and an optimizer's step, in the first forward and in the second."""
+    model = build(mode)
+    loss(model, 2).backward()
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+    with torch.no_grad():
+        return {which: float(loss(model, 1)) for which in ("first", "second")}
 
 
 def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
@@ -211,17 +221,14 @@ def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
     if world == OF_OPTIONS:
         result["units"] = {option: units(build("none", **OPTIONS[option])) for option in OPTIONS}
         result["wide"] = units(build("none", WIDE))
-        result["held"] = {mode: {count: held(mode, count) for count in FORWARDS} for mode in MODES}
-        result["hook calls"] = {mode: {count: hook_calls(mode, count) for count in FORWARDS} for mode in MODES}
-        if PROGRAM:
-            result["one by one"] = {mode: {count: one_by_one(mode, PROGRAM, count) for count in (2, 3)} for mode in MODES}
+        result["held"] = {mode: {count: held(mode, count) for count in (1, 2, 3)} for mode in MODES}
+        result["hook calls"] = {mode: {count: hook_calls(mode, count) for count in (1, 2, 3)} for mode in MODES}
+        result["next step"] = {mode: next_step(mode) for mode in MODES}
+        result["one by one"] = {mode: one_by_one(mode, 2) for mode in MODES}
     put(result)
 
 
-PROGRAM = ""
-
 if __name__ == "__main__":
-    if len(sys.argv) > 3:
-        (PROGRAM,) = re.findall(r"^```py\n(.*?)^```", Path(sys.argv[3]).read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    found = ranks.train([int(world) for world in sys.argv[2].split(",")], work)
+    PROGRAM, _ = re.findall(r"^```py\n(.*?)^```", Path(sys.argv[2]).read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    found = ranks.train([int(world) for world in sys.argv[3:]], work)
     Path(sys.argv[1]).write_text(json.dumps(found), "utf-8")
