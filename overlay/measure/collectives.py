@@ -46,11 +46,11 @@ class Sharded:
     """A model as `fully_shard` shards it: each layer, then the root, over one mesh of one dimension.
 
     Args:
-        reshard_after_forward: as given to each `fully_shard`. None, the default there, is True for a layer and False for
-            the root.
+        reshard_after_forward: as given to each `fully_shard`. None, the default there, is True for a layer and False
+            for the root.
         gathered_bytes: of a number in an all-gather: the policy's `param_dtype`, or the parameters' own type.
-        reduced_bytes: of a number in a reduce-scatter: the policy's `reduce_dtype`, or the gradients' own type, which is
-            that of the all-gather.
+        reduced_bytes: of a number in a reduce-scatter: the policy's `reduce_dtype`, or the gradients' own type, which
+            is that of the all-gather.
 
     Raises:
         OverlayError: there is no rank.
@@ -84,7 +84,7 @@ class Collectives:
 
     @property
     def sent(self) -> int:
-        """Bytes that a rank sends, and as many that it receives, with the ring algorithm: (ranks - 1) / ranks of all."""
+        """Bytes that a rank sends, and as many that it receives, with the ring algorithm: (ranks - 1) / ranks of it."""
         return (self.gathered + self.reduced) * (self.ranks - 1) // self.ranks
 
     def seconds(self, bandwidth: float) -> float:
@@ -137,11 +137,14 @@ def collectives(
 
 
 def whole_gradients(model: Sharded, checkpointing: Checkpointing, forwards: int = 1) -> int:
-    """Bytes of the unsharded gradients that a rank holds at once, at the least, at the worst moment of the backward.
+    """Bytes of the unsharded gradients that a rank holds at the worst moment of the backward, about.
 
-    With two or more forwards autograd keeps the gradients of the last one until those of the first are there to be added,
-    and FSDP2 has nothing to reduce before that: a whole model's gradients on every rank. A reentrant checkpoint hands
-    over each forward's by themselves. The root's are there all through the backward.
+    With two or more forwards autograd keeps the gradients of the last one until those of the first are there to be
+    added, and FSDP2 has nothing to reduce before that: a whole model's gradients on every rank. A reentrant checkpoint
+    hands over each forward's by themselves. Those of the root are there until the backward ends.
+
+    What is just being computed comes on top, less than a layer's. With one forward the root's are counted in full,
+    although the embedding's come when the layers' are gone.
 
     Raises:
         OverlayError: there is no forward.

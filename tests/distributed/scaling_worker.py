@@ -1,11 +1,11 @@
 """What a step under FSDP2 communicates and holds, on 1, 2, 4 and 8 gloo ranks, counted by the profiler.
 
-`python scaling_worker.py RESULT.json PAGE.md RANKS...` trains a small Llama, none of whose dimensions is a multiple of 8,
-with whatever transformers is on the path. Of PAGE.md it runs the first program, which calls backward forward by forward.
-Nothing here is a timing.
+`python scaling_worker.py RESULT.json PAGE.md RANKS...` trains a small Llama, none of whose dimensions is a multiple of
+8, with whatever transformers is on the path. Of PAGE.md it runs the first program, which calls backward forward by
+forward. Nothing here is a timing.
 """
 
-import gc
+import functools
 import json
 import re
 import sys
@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 sys.path.append(str(Path(__file__).parent))
 from parallel import ranks
@@ -40,6 +41,7 @@ WIDE = SIZES | {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers"
 """So wide that its gradients are told from everything else by their shapes."""
 MODES = {"none": None, "reentrant": {"use_reentrant": True}, "non-reentrant": {"use_reentrant": False}}
 FORWARDS = (1, 2, 3, 4)
+FEW = (1, 2, 3)
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "reshard_after_forward=True": {"reshard_after_forward": True},
@@ -52,6 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 OF_OPTIONS = 2
 """The number of ranks on which everything is measured; on others, the default alone."""
+IS_PATCHED = hasattr(GradientCheckpointingLayer, "_gc_checkpoint_forward")
 PROGRAM = ""
 """The page's, which calls backward forward by forward."""
 IDS = torch.arange(8).reshape(1, 8)
@@ -153,17 +156,16 @@ class Gradients(TorchDispatchMode):
         self.now -= self.known.pop(key)
 
 
-def held(mode: str, forwards: int) -> int:
-    """The most bytes of unsharded gradients of weights at once in a backward."""
-    model = build(mode, WIDE)
+def held(model: nn.Module, step: Callable[[nn.Module], None]) -> int:
+    """The most bytes of unsharded gradients of the weights of a wide model at once in a step."""
     shapes = {tuple(parameter.shape) for parameter in model.parameters() if parameter.dim() > 1}
-    loss(model, forwards).backward()
-    model.zero_grad()
-    result = loss(model, forwards)
-    gc.collect()
     with Gradients(shapes | {shape[::-1] for shape in shapes}) as gradients:
-        result.backward()
+        step(model)
     return gradients.most
+
+
+def held_after(mode: str, forwards: int) -> int:
+    return held(build(mode, WIDE), lambda model: loss(model, forwards).backward())
 
 
 def hook_calls(mode: str, forwards: int) -> list[int]:
@@ -187,19 +189,89 @@ def one_by_one(mode: str, forwards: int) -> dict[str, Any]:
     def run(model: nn.Module) -> None:
         exec(PROGRAM, {"model": model, "batches": batches, "loss": preference})  # noqa: S102
 
-    whole, model = build("none"), build(mode)
-    preference(*(whole(**batch).logits for batch in batches)).backward()
+    plain, model = build("none"), build(mode)
+    preference(*(plain(**batch).logits for batch in batches)).backward()
     run(model)
-    theirs, ours = (
-        torch.cat([parameter.grad.to_local().flatten() for parameter in one.parameters()]) for one in (whole, model)
+    found = error(model, plain)
+    return {"error": found, "collectives": counted(lambda: run(model)), "held": held(build(mode, WIDE), run)}
+
+
+class ReducingOnce:
+    """Has FSDP2 reduce the gradients of a layer once a backward in reentrant mode, too: the experiment of the page.
+
+    As long as another forward of the layer is to come in a backward, FSDP2 is told not to reduce, which has it keep the
+    gradients. How that is known: `counting` the forwards, or `asking` autograd which of them are in this backward.
+    """
+
+    def __init__(self, layer: nn.Module, design: str) -> None:
+        self.design = design
+        self.ran: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
+        self.count = 0
+        layer.register_forward_pre_hook(self.forward, with_kwargs=True)  # FSDP2's own was put in front
+
+    def forward(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
+        """Finds the node in front of the layer in which FSDP2 reduces, once this forward's gradients are there."""
+        for tensor in tree_leaves((args, kwargs)):
+            node = getattr(tensor, "grad_fn", None)
+            if hasattr(node, "param_group"):
+                self.ran[node] = None
+                self.count += 1
+                node.register_prehook(functools.partial(self.before, weakref.ref(node), node.param_group))
+                node.register_hook(functools.partial(self.after, node.param_group))
+                return
+
+    def before(self, node: Any, group: Any, gradients: Any) -> None:
+        backward = torch._C._current_graph_task_id()
+        self.ran[node()] = backward
+        self.count -= 1
+        asked = (torch._C._will_engine_execute_node(other) for other, ran in self.ran.items() if ran != backward)
+        group.reduce_grads = not (self.count if self.design == "counting" else any(asked))
+
+    @staticmethod
+    def after(group: Any, inputs: Any, outputs: Any) -> None:
+        group.reduce_grads = True
+
+
+def reducing_once(design: str) -> dict[str, Any]:
+    def make(mode: str, sizes: dict[str, int] = SIZES) -> LlamaForCausalLM:
+        model = build(mode, sizes)
+        for layer in model.model.layers if mode == "reentrant" else ():
+            ReducingOnce(layer, design)
+        return model
+
+    def step(model: nn.Module, forwards: int, unused: int) -> None:
+        kept = [loss(model, 1) for _ in range(unused)]
+        loss(model, forwards).backward()
+        del kept
+
+    errors = {}
+    for name, (forwards, unused) in {"2 forwards": (2, 0), "3 forwards": (3, 0), "2 of 3 forwards": (2, 1)}.items():
+        plain, model = make("none"), make("reentrant")
+        for one in (plain, model):
+            step(one, forwards, unused)
+        errors[name] = error(model, plain)
+    model = make("reentrant")
+    step(model, 2, 0)
+    found = counted(lambda: step(model, 2, 0))
+    return {
+        "errors": errors,
+        "collectives": found,
+        "held": held(make("reentrant", WIDE), lambda model: step(model, 2, 0)),
+    }
+
+
+def error(model: nn.Module, other: nn.Module) -> float:
+    """Of the gradients of the one, relative to the other's."""
+    ours, theirs = (
+        torch.cat(
+            [
+                (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).to_local().flatten()
+                for parameter in one.parameters()
+            ]
+        )
+        for one in (model, other)
     )
-    error = float((ours - theirs).norm() / theirs.norm())
-    found = counted(lambda: run(model))
-    wide = build(mode, WIDE)
-    shapes = {tuple(parameter.shape) for parameter in wide.parameters() if parameter.dim() > 1}
-    with Gradients(shapes | {shape[::-1] for shape in shapes}) as gradients:
-        run(wide)
-    return {"collectives": found, "error": error, "held": gradients.most}
+    return float((ours - theirs).norm() / theirs.norm())
 
 
 def next_step(mode: str) -> dict[str, float]:
@@ -221,10 +293,12 @@ def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
     if world == OF_OPTIONS:
         result["units"] = {option: units(build("none", **OPTIONS[option])) for option in OPTIONS}
         result["wide"] = units(build("none", WIDE))
-        result["held"] = {mode: {count: held(mode, count) for count in (1, 2, 3)} for mode in MODES}
-        result["hook calls"] = {mode: {count: hook_calls(mode, count) for count in (1, 2, 3)} for mode in MODES}
         result["next step"] = {mode: next_step(mode) for mode in MODES}
         result["one by one"] = {mode: one_by_one(mode, 2) for mode in MODES}
+    if world == OF_OPTIONS and IS_PATCHED:
+        result["held"] = {mode: {count: held_after(mode, count) for count in FEW} for mode in MODES}
+        result["hook calls"] = {mode: {count: hook_calls(mode, count) for count in FEW} for mode in MODES}
+        result["reducing once"] = {design: reducing_once(design) for design in ("asking", "counting")}
     put(result)
 
 

@@ -117,11 +117,11 @@ def weights(measured: Measured) -> Sharded:
 @pytest.mark.parametrize("forwards", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_gradients(patched: Measured, kind: Checkpointing, forwards: int) -> None:
-    """One layer's at a time, or the model's: what is just being computed comes on top, less than a layer's."""
+    """One layer's at a time, or the model's."""
     wide = weights(patched)
     held = patched[2]["held"][kind][str(forwards)]
     layer = wide.layers[0].reduced(1) * wide.gathered_bytes
-    assert 0 <= held - whole_gradients(wide, kind, forwards) < layer
+    assert -wide.root.reduced(1) * 4 <= held - whole_gradients(wide, kind, forwards) < layer
     assert (held > len(wide.layers) * layer) == (kind != "reentrant" and forwards > 1)
 
 
@@ -138,10 +138,19 @@ def test_backward_forward_by_forward(measured: dict[str, Measured], build: str, 
     of_build = measured[build]
     found = of_build[2]["one by one"][kind]
     assert found["error"] < 1e-5
-    assert found["held"] < 2 * whole_gradients(weights(of_build), kind, 1)
+    assert found["held"] <= whole_gradients(weights(of_build), kind, 1)
     once = collectives(model(of_build, "default", 2), kind, 1)
     twice = replace(once, **{name: 2 * value for name, value in vars(once).items() if name != "ranks"})
     assert as_collectives(2, found["collectives"]) == twice
+
+
+def test_reducing_once_in_reentrant_mode_holds_what_non_reentrant_does(patched: Measured) -> None:
+    """It can be done by asking autograd, and costs what it is meant to save; counting forwards loses gradients."""
+    asking, counting = (patched[2]["reducing once"][design] for design in ("asking", "counting"))
+    assert as_collectives(2, asking["collectives"]) == counted(patched, "default", 2, "non-reentrant", 2)
+    assert asking["held"] >= whole_gradients(weights(patched), "non-reentrant", 2)
+    assert all(error < 1e-5 for error in asking["errors"].values())
+    assert [name for name, error in counting["errors"].items() if error > 0.1] == ["2 of 3 forwards"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,11 +225,13 @@ def sizes_table() -> str:
     for name, sharded in SIZES.items():
         for forwards in (1, 2):
             found = [(collectives(sharded, kind, forwards).sent, kind) for kind in KINDS[1:]]
-            rows.append([
-                f"{name}, {forwards} forward{'s' * (forwards > 1)}",
-                *(f"{sent / 1e9:,.1f}" for sent, _ in found),
-                *(f"{whole_gradients(sharded, kind, forwards) / 1e9:,.1f}" for _, kind in found),
-            ])
+            rows.append(
+                [
+                    f"{name}, {forwards} forward{'s' * (forwards > 1)}",
+                    *(f"{sent / 1e9:,.1f}" for sent, _ in found),
+                    *(f"{whole_gradients(sharded, kind, forwards) / 1e9:,.1f}" for _, kind in found),
+                ]
+            )
     return table(["", *(f"{what}, {kind}" for what in ("sent", "gradients") for kind in KINDS[1:])], rows)
 
 
