@@ -52,6 +52,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bf16": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)},
     "all but the norms frozen": {"frozen": ("proj", "embed", "head")},
 }
+MIXED = ("default", "bf16, reduced in fp32")
 OF_OPTIONS = 2
 """The number of ranks on which everything is measured; on others, the default alone."""
 IS_PATCHED = hasattr(GradientCheckpointingLayer, "_gc_checkpoint_forward")
@@ -164,8 +165,8 @@ def held(model: nn.Module, step: Callable[[nn.Module], None]) -> int:
     return gradients.most
 
 
-def held_after(mode: str, forwards: int) -> int:
-    return held(build(mode, WIDE), lambda model: loss(model, forwards).backward())
+def held_after(mode: str, forwards: int, **sharding: Any) -> int:
+    return held(build(mode, WIDE, **sharding), lambda model: loss(model, forwards).backward())
 
 
 def hook_calls(mode: str, forwards: int) -> list[int]:
@@ -233,8 +234,8 @@ class ReducingOnce:
 
 
 def reducing_once(design: str) -> dict[str, Any]:
-    def make(mode: str, sizes: dict[str, int] = SIZES) -> LlamaForCausalLM:
-        model = build(mode, sizes)
+    def make(mode: str, *arguments: Any, **options: Any) -> LlamaForCausalLM:
+        model = build(mode, *arguments, **options)
         for layer in model.model.layers if mode == "reentrant" else ():
             ReducingOnce(layer, design)
         return model
@@ -253,11 +254,10 @@ def reducing_once(design: str) -> dict[str, Any]:
     model = make("reentrant")
     step(model, 2, 0)
     found = counted(lambda: step(model, 2, 0))
-    return {
-        "errors": errors,
-        "collectives": found,
-        "held": held(make("reentrant", WIDE), lambda model: step(model, 2, 0)),
+    of_two = {
+        option: held(make("reentrant", WIDE, **OPTIONS[option]), lambda model: step(model, 2, 0)) for option in MIXED
     }
+    return {"errors": errors, "collectives": found, "held": of_two}
 
 
 def error(model: nn.Module, other: nn.Module) -> float:
@@ -297,6 +297,7 @@ def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
         result["one by one"] = {mode: one_by_one(mode, 2) for mode in MODES}
     if world == OF_OPTIONS and IS_PATCHED:
         result["held"] = {mode: {count: held_after(mode, count) for count in FEW} for mode in MODES}
+        result["held in bf16"] = {mode: held_after(mode, 2, **OPTIONS[MIXED[1]]) for mode in MODES}
         result["hook calls"] = {mode: {count: hook_calls(mode, count) for count in FEW} for mode in MODES}
         result["reducing once"] = {design: reducing_once(design) for design in ("asking", "counting")}
     put(result)
