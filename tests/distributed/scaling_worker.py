@@ -208,6 +208,7 @@ class ReducingOnce:
         self.design = design
         self.ran: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
         self.count = 0
+        self.waits = False
         layer.register_forward_pre_hook(self.forward, with_kwargs=True)  # FSDP2's own was put in front
 
     def forward(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
@@ -226,11 +227,13 @@ class ReducingOnce:
         self.ran[node()] = backward
         self.count -= 1
         asked = (torch._C._will_engine_execute_node(other) for other, ran in self.ran.items() if ran != backward)
-        group.reduce_grads = not (self.count if self.design == "counting" else any(asked))
+        self.waits = group.reduce_grads and bool(self.count if self.design == "counting" else any(asked))
+        if self.waits:
+            group.reduce_grads = False
 
-    @staticmethod
-    def after(group: Any, inputs: Any, outputs: Any) -> None:
-        group.reduce_grads = True
+    def after(self, group: Any, inputs: Any, outputs: Any) -> None:
+        if self.waits:
+            group.reduce_grads = True
 
 
 def reducing_once(design: str) -> dict[str, Any]:
