@@ -1,0 +1,1 @@
+"""What training costs, by formula."""
