@@ -472,7 +472,7 @@ class Sample:
 
 def _forked(arguments: Sequence[str], where: Path, environment: Mapping[str, str]) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of the command line in a fork of this process."""
-    for name in ("deliver.apply", "deliver.index", "deliver.relock", "deliver.tree"):
+    for name in ("deliver.apply", "deliver.index", "deliver.relock", "deliver.sbom", "deliver.tree"):
         importlib.import_module(f"overlay.{name}")
     importlib.import_module(overlay_wheel.LIBRARY)
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:

@@ -1,0 +1,2 @@
+FILE = "modeling-overlay.cdx.json"
+NAMESPACE = "modeling-overlay"
