@@ -166,7 +166,7 @@ def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[
         importing = [workers.submit(importlib.import_module, library) for library in libraries]
         deriving = workers.map(lambda pin: derive(patches, *pin), chosen)
         made = workers.map(lambda pin: post_images.make(patches, *pin), tested)
-        derived = [_checked(patched) for patched in deriving]
+        derived = [checked(patched) for patched in deriving]
         overlaid = [*(patched.overlaid for patched in derived), *made]
         for library in importing:
             library.result()
@@ -213,7 +213,9 @@ def check_target(out: Path, root: Path) -> None:
     output.check(out)
 
 
-def _checked(one: Patched) -> Patched:
+def checked(one: Patched) -> Patched:
+    """`one`, if its images are those that the lock names. Raises OverlayError where they are not, or no wheel is
+    named."""
     release = one.release
     where = f"{one.project} {release.version}"
     if release.built is None:
