@@ -161,7 +161,7 @@ def find(target: str) -> tuple[str, list[Release]]:
     Args:
         target: a wheel, an SBOM, a `.dist-info` folder or one around it, the folder of an installed package; or
             `name` or `name==version`, with or without the local label, which is looked for in what is installed for
-            this Python, in the overlay, and in `dist/`.
+            this Python, with the overlay, then in `dist/`, then in the overlay alone.
 
     Raises:
         OverlayError: there is none, or more than one.
@@ -227,44 +227,60 @@ def _of_file(path: Path) -> bytes:
 
 
 def _named(name: str, version: str | None) -> tuple[str, list[Release]]:
-    """The SBOM of a release by its name: as it is installed, in the overlay, or as a wheel in `dist/`."""
+    """The SBOM of a release by its name: as it is installed, as a wheel in `dist/`, or in the overlay."""
     wanted = name if version is None else f"{name}=={version}"
-    seen = []
-    installed = version
-    for distribution in metadata.distributions(name=name):
-        if version in (None, distribution.version, distribution.version.partition("+")[0]):
-            where = f"{distribution.locate_file('')}: {name} {distribution.version}"
-            text = distribution.read_text(f"sboms/{FILE}")
-            if text is not None:
-                return where, parse(text.encode(), where)
-            installed = distribution.version
-        seen.append(f"{name} {distribution.version}, installed, without an SBOM of this project")
-        break  # the first on the path is the one that is imported
-    for where, content in _overlay():
-        releases = parse(content, where)
-        if _same(name, OVERLAY) and version is None:
-            return where, releases
-        inside = [one for one in releases if _same(one.project, name) and one.version == installed]
-        if inside:
-            return where, inside
-    wheels = sorted(
-        {
-            file.resolve(): file
-            for folder in (Path("dist"), manifest.folder().parents[1] / "dist")
-            for file in folder.glob("*.whl")
-            if _same(file.name.split("-")[0], name)
-            and version in (None, unquote(file.name.split("-")[1]), file.name.split("-")[1].partition("+")[0])
-        }.values()
-    )
+    distribution = next(iter(metadata.distributions(name=name)), None)  # the first on the path is the one in use
+    found = None if distribution is None else distribution.version
+    if distribution is not None and version in (None, found, _public(distribution.version)):
+        text = distribution.read_text(f"sboms/{FILE}")
+        if text is not None:
+            where = f"{distribution.locate_file('')}: {name} {found}"
+            return where, parse(text.encode(), where)
+        over = _in_overlay(name, found)
+        if over:
+            return over
+    wheels = _wheels(name, version)
     if len(wheels) > 1:
         listed = ", ".join(file.name for file in wheels)
         raise OverlayError(f"expected one wheel of {wanted}, found {listed} in dist: name one of them")
     if wheels:
         return str(wheels[0]), parse(_of_file(wheels[0]), str(wheels[0]))
+    over = _in_overlay(name, version)
+    if over:
+        return over
+    same = found is not None and version in (None, found, _public(found))
+    seen = f"{name} {found} installed{', without an SBOM of this project' if same else ''}"
     raise OverlayError(
-        f"expected {wanted} from this project: installed for this Python, in the overlay, or as a wheel in dist/, "
-        f"found {'; '.join(seen) or 'none'}: name the wheel, or use the Python that it is installed for"
+        f"expected {wanted} from this project: installed for this Python, as a wheel in dist/, or in the overlay, "
+        f"found {'none' if found is None else seen}: name the wheel, or use the Python that it is installed for"
     )
+
+
+def _wheels(name: str, version: str | None) -> list[Path]:
+    """The wheels of a release in `dist/`, here and in the checkout that this is."""
+    found: dict[Path, Path] = {}
+    for folder in (Path("dist"), manifest.folder().parents[1] / "dist"):
+        for file in folder.glob("*-*-*.whl"):
+            project, its = file.name.split("-")[:2]
+            if _same(project, name) and version in (None, its, _public(its)):
+                found.setdefault(file.resolve(), file)
+    return sorted(found.values())
+
+
+def _in_overlay(name: str, version: str | None) -> tuple[str, list[Release]] | None:
+    """What the overlay lays over a release; all of it, where its own name is asked for."""
+    for where, content in _overlay():
+        releases = parse(content, where)
+        if not _same(name, OVERLAY):
+            releases = [one for one in releases if _same(one.project, name) and one.version == version]
+        if releases:
+            return where, releases
+    return None
+
+
+def _public(version: str) -> str:
+    """A version without its local label (PEP 440)."""
+    return version.partition("+")[0]
 
 
 def _overlay() -> Iterator[tuple[str, bytes]]:

@@ -124,7 +124,7 @@ def test_what_is_installed(wheel: Path, site: Path, tmp_path: Path) -> None:
         assert done.stdout.partition("\n\n")[2] == expected
         assert words(done.stdout).startswith(f"read in {site}")
     explained("demo==2.0", at=tmp_path, path=(site,)).fails(
-        "expected demo==2.0 from this project: ", f"found demo {version}, installed, without"
+        "expected demo==2.0 from this project: ", f"found demo {version} installed: name the"
     )
 
 
@@ -143,12 +143,12 @@ def test_the_overlay_wheel_alone(built: Sample, tmp_path: Path) -> None:
     said = words(done.stdout)
     assert "demo 1.0, laid over an installed one by the overlay made of demo-1.0-py3-none-any.whl" in said
     assert said.count("Multiply in the block and the core") == 3, "what releases have alike is said once"
-    site = tmp_path / "site"
-    for file in (built.out / name, built.wheel("demo-1.0")):
-        with zipfile.ZipFile(file) as opened:
-            opened.extractall(site)
-    for target in ("demo", "demo==1.0"):
-        done = explained(target, at=tmp_path, path=(variants.ROOT, site)).succeeds()
+    site, bare = tmp_path / "site", tmp_path / "bare"
+    for file, folder in ((name, site), (name, bare), (built.wheel("demo-1.0"), site)):
+        with zipfile.ZipFile(built.out / file) as opened:
+            opened.extractall(folder)
+    for target, place in (("demo", site), ("demo==1.0", site), ("demo==1.0", bare)):
+        done = explained(target, at=tmp_path, path=(variants.ROOT, place)).succeeds()
         assert words(done.stdout).startswith("read in the overlay, modeling-overlay 1.0+g")
         assert "demo 1.0, laid over an installed one" in words(done.stdout)
         assert "demo 1.1, laid over" not in words(done.stdout)
@@ -161,7 +161,7 @@ def test_what_has_no_sbom(built: Sample, tmp_path: Path) -> None:
     with zipfile.ZipFile(stock) as opened:
         opened.extractall(tmp_path / "site")
     explained("demo", at=tmp_path, path=(tmp_path / "site",)).fails(
-        "expected demo from this project: ", "found demo 1.0, installed, without an SBOM of this project"
+        "expected demo from this project: ", "found demo 1.0 installed, without an SBOM of this project"
     )
     explained("demo==1.0", at=tmp_path).fails("expected demo==1.0", "found none")
     explained(tmp_path / "site", at=tmp_path).fails("expected an SBOM of this project in", "found none")

@@ -16,7 +16,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "target",
         metavar="FILE|RELEASE",
-        help="a wheel, a folder with metadata, or NAME[==VERSION]: as it is installed, in the overlay, or in dist/",
+        help="a wheel, a folder with metadata, or NAME[==VERSION]: as it is installed, in dist/, or in the overlay",
     )
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--diff", action="store_true", help="with the diff of each patch")
