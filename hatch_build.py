@@ -10,15 +10,20 @@ import hashlib
 import json
 import re
 import stat
+import tempfile
 import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 PATCHED = "overlay/patched"
+
+SBOM = "modeling-overlay.cdx.json"
+"""Made beside the patched files by `overlay apply`; the wheel has it where PEP 770 says."""
 
 SOURCES = ("LICENSE", "NOTICE", "README.md", "hatch_build.py", "pyproject.toml")
 """What a build reads beside the import package."""
@@ -72,18 +77,24 @@ class OverlayBuildHook(BuildHookInterface[Any]):
         problem = _problem(Path(self.root, PATCHED))
         if problem is not None:
             self.app.abort(f"modeling-overlay: {problem}")
+        patched = {f"{PATCHED}/{path.name}" for path in Path(self.root, PATCHED).iterdir() if path.name != SBOM}
         build_data["force_include"] |= {
-            PATCHED: PATCHED,
+            **{path: path for path in sorted(patched)},
             "overlay/modeling_overlay.pth": "modeling_overlay.pth",
             # a package: of a module, uv would leave the bytecode behind
             "overlay/startup.py": "_modeling_overlay/__init__.py",
         }
+        self.made = tempfile.TemporaryDirectory(prefix="overlay-")
+        sbom = Path(self.made.name, SBOM)
+        sbom.write_bytes(_sbom(Path(self.root, PATCHED, SBOM), self.metadata.version))
+        build_data["sbom_files"].append(str(sbom))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Stores every member, with the earliest date that zip knows and mode 0644: what zlib makes differs between its
         versions, and the mode of a file between checkouts."""
         if version != "standard":
             return
+        self.made.cleanup()
         with zipfile.ZipFile(artifact_path) as wheel:
             members = [(name, wheel.read(name)) for name in wheel.namelist()]
         with zipfile.ZipFile(artifact_path, "w", zipfile.ZIP_STORED) as wheel:
@@ -94,12 +105,22 @@ class OverlayBuildHook(BuildHookInterface[Any]):
                 wheel.writestr(entry, content)
 
 
+def _sbom(file: Path, version: str) -> bytes:
+    """The SBOM with the version of the wheel, which has a digest of the SBOM without it."""
+    document = json.loads(file.read_bytes())
+    component = document["metadata"]["component"]
+    component |= {"version": version, "purl": f"pkg:pypi/{component['name']}@{quote(version)}"}
+    return (json.dumps(document, indent=2) + "\n").encode()
+
+
 def _problem(patched: Path) -> str | None:
     """What is wrong with the patched files, and what to do; None where nothing is."""
     try:
         manifest = json.loads((patched / "manifest.json").read_bytes())
     except FileNotFoundError:
         return f"expected the patched files in {patched}, found none: run scripts/apply.sh first"
+    if not (patched / SBOM).is_file():
+        return f"expected {patched / SBOM}, found none: run scripts/apply.sh first"
     releases = manifest["releases"]
     if not manifest.get("complete"):
         named = ", ".join(f"{release['project']} {release['version']}" for release in releases)

@@ -36,7 +36,7 @@ PRODUCTS = (
     "plain-3.0+overlay.1-py3-none-any.whl",
 )
 
-VERBS = ("apply", "drift", "lock", "check", "update", "complete")
+VERBS = ("apply", "verify-wheel", "explain", "drift", "lock", "check", "update", "complete")
 """Words of a command line that its options come after."""
 
 _LOCK = """\
@@ -384,7 +384,7 @@ class Sample:
             (index for index, word in enumerate(words) if word not in VERBS),
             len(words),
         )
-        options = [] if "--root" in words else ["--root", str(self.root)]
+        options = [] if "--root" in words or words[:1] == ["explain"] else ["--root", str(self.root)]
         if words[:1] == ["apply"] and "--out" not in words:
             options += ["--out", str(self.out)]
         return [sys.executable, "-P", "-m", "overlay", *words[:place], *options, *words[place:]]
@@ -472,7 +472,14 @@ class Sample:
 
 def _forked(arguments: Sequence[str], where: Path, environment: Mapping[str, str]) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of the command line in a fork of this process."""
-    for name in ("deliver.apply", "deliver.index", "deliver.relock", "deliver.tree"):
+    for name in (
+        "deliver.apply",
+        "deliver.index",
+        "deliver.relock",
+        "deliver.sbom",
+        "deliver.tree",
+        "deliver.verify_wheel",
+    ):
         importlib.import_module(f"overlay.{name}")
     importlib.import_module(overlay_wheel.LIBRARY)
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -14,14 +14,23 @@ from urllib.parse import unquote
 from packaging.utils import canonicalize_name
 
 from overlay.deliver import archive, output, overlay_wheel, post_images
-from overlay.deliver.wheel import Wheel, audit, metadata_of, patched, relabelled, save
+from overlay.deliver.wheel import (
+    Wheel,
+    audit,
+    metadata_of,
+    patched,
+    patched_dist_info,
+    relabelled,
+    relabelled_metadata,
+    save,
+)
 from overlay.errors import OverlayError
 from overlay.progress import say
 from overlay.queue import images, series, source
 from overlay.queue.lock import Lock, Package, Release
 
 if TYPE_CHECKING:
-    from overlay.deliver import index
+    from overlay.deliver import index, sbom
 
 OVERLAY = "modeling-overlay"
 """This project's own name, which the overlay wheel has on an index."""
@@ -58,22 +67,58 @@ def derive(patches: Path, project: str, package: Package, release: Release) -> P
     queue = series.read(patches / release.series)
     exchanged = images.make(queue, package.prefix, lambda path: upstream.member(path).content())
     overlaid = post_images.overlaid(project, package, release, queue, upstream, exchanged)
-    if package.version_file is not None:
-        exchanged = _labelled(exchanged, upstream, package.version_file, release)
+    labelled = None if package.version_file is None else _labelled(exchanged, upstream, package.version_file, release)
+    from overlay.deliver import sbom  # as late as can be: `run` imports its libraries while artefacts are hashed
+
+    document = sbom.of_wheel(
+        sbom.Upstream.pinned(project, package, release),
+        release.local_version,
+        queue,
+        changes(exchanged, labelled, upstream, release.version, release.local_version),
+    )
+    exchanged = [*exchanged, *([labelled] if labelled else [])]
     files = {image.path: image.after for image in exchanged}
-    members = patched(upstream, files, release.version, release.local_version)
+    members = patched(upstream, files, release.version, release.local_version, {sbom.MEMBER: document})
     return Patched(project, release, members, exchanged, overlaid)
 
 
-def _labelled(exchanged: Sequence[images.Image], upstream: Wheel, path: str, release: Release) -> list[images.Image]:
-    """The images with the version label in the file `path`, which only the wheel gets."""
+def changes(
+    exchanged: Sequence[images.Image], labelled: images.Image | None, upstream: Wheel, version: str, local_version: str
+) -> "list[sbom.Changed]":
+    """What is not as in upstream's wheel, for the SBOM.
+
+    Args:
+        exchanged: the images of the series.
+        labelled: the file with the version label, if there is one.
+        upstream: the wheel before.
+        version, local_version: the versions before and after.
+    """
+    from overlay.deliver import sbom
+
+    folder = patched_dist_info(upstream, version, local_version)
+    metadata = upstream.member(f"{upstream.dist_info}/METADATA").content()
+    label = [labelled] if labelled else []
+    label.append(images.Image(f"{folder}/METADATA", metadata, relabelled_metadata(upstream, version, local_version)))
+    found = {image.path: sbom.Changed(image.path, sbom.PATCHED, image.before, image.after) for image in exchanged}
+    for image in label:
+        same = found.get(image.path)
+        found[image.path] = (
+            sbom.Changed(image.path, sbom.LABELLED, image.before, image.after)
+            if same is None
+            else replace(same, why=f"{same.why}, {sbom.LABELLED}", after=image.after)
+        )
+    return [*found.values(), sbom.Changed(f"{folder}/RECORD", sbom.LISTING)]
+
+
+def _labelled(exchanged: Sequence[images.Image], upstream: Wheel, path: str, release: Release) -> images.Image:
+    """The image of the file `path` with the version label, which only the wheel gets."""
     if any(image.path == path for image in exchanged):
         raise OverlayError(
             f"{path} is changed by the series and by the version label: expected one of the two: take it out of "
             "the series"
         )
     before = upstream.member(path).content()
-    return [*exchanged, images.Image(path, before, relabelled(path, before, release.version, release.local_version))]
+    return images.Image(path, before, relabelled(path, before, release.version, release.local_version))
 
 
 def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[Path]:
@@ -113,11 +158,15 @@ def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[
         source.ensure(project, release.wheel)  # not in a thread, which an interrupt would have to wait for
     with ThreadPoolExecutor(2) as workers:
         # The libraries take as long to import as an artefact takes to hash, and hashing leaves the interpreter free.
-        libraries = ["overlay.deliver.index", *([] if requirements else [overlay_wheel.LIBRARY])]
+        libraries = [
+            "overlay.deliver.sbom",
+            "overlay.deliver.index",
+            *([] if requirements else [overlay_wheel.LIBRARY]),
+        ]
         importing = [workers.submit(importlib.import_module, library) for library in libraries]
         deriving = workers.map(lambda pin: derive(patches, *pin), chosen)
         made = workers.map(lambda pin: post_images.make(patches, *pin), tested)
-        derived = [_checked(patched) for patched in deriving]
+        derived = [checked(patched) for patched in deriving]
         overlaid = [*(patched.overlaid for patched in derived), *made]
         for library in importing:
             library.result()
@@ -125,7 +174,7 @@ def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[
         say("the overlay wheel is of all pinned releases: none is built of named ones")
     inside = Path.cwd() if out.resolve() in (Path.cwd(), *Path.cwd().parents) else None
     with output.replaced(generated, lambda _: True, _GENERATED) as overlay:
-        post_images.write(overlaid, lock, overlay)
+        write_patched(overlaid, lock, overlay)
         with output.replaced(out, products(lock, out)) as staging:
             built = [_write_wheel(patched, staging) for patched in derived]
             if not requirements:
@@ -138,6 +187,15 @@ def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[
     if inside:
         say(f"{out} was replaced, and a shell in it still sees the old one: cd {inside}")
     return wheels
+
+
+def write_patched(overlaid: Sequence[post_images.Overlaid], lock: Lock, folder: Path) -> None:
+    """Fills `folder` with what the overlay wheel has of the pinned releases: the post-images, the manifest over them,
+    and the SBOM."""
+    from overlay.deliver import sbom
+
+    post_images.write(overlaid, lock, folder)
+    (folder / sbom.FILE).write_bytes(sbom.of_overlay([(lock.packages[one.project], one) for one in overlaid]))
 
 
 _GENERATED = "it is written beside the sources, so use a copy of this project that can be written"
@@ -155,7 +213,9 @@ def check_target(out: Path, root: Path) -> None:
     output.check(out)
 
 
-def _checked(one: Patched) -> Patched:
+def checked(one: Patched) -> Patched:
+    """`one`, if its images are those that the lock names. Raises OverlayError where they are not, or no wheel is
+    named."""
     release = one.release
     where = f"{one.project} {release.version}"
     if release.built is None:

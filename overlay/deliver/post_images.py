@@ -18,17 +18,17 @@ from overlay.queue.lock import Lock, Package, Release
 
 @dataclass(frozen=True)
 class Overlaid:
-    """What the overlay has of a pinned release: the images of its series, the faults that they mend, and upstream's
-    licences by their file names.
+    """What the overlay has of a pinned release: its series, the images of it, and upstream's licences by their file
+    names.
 
     `untouched` are the blob ids of files that its series leaves as they are, and that of another release changes.
     """
 
     project: str
     release: Release
+    queue: series.Series
     images: Sequence[images.Image]
     untouched: Mapping[str, str]
-    faults: Sequence[manifest.Fault]
     licences: Mapping[str, bytes]
 
 
@@ -49,7 +49,7 @@ def overlaid(
         for path in {file.path for other in package.releases for file in other.files} - paths
         if wheel.has(path)
     }
-    return Overlaid(project, release, taken, untouched, queue.faults("overlay"), _licences(wheel) if taken else {})
+    return Overlaid(project, release, queue, taken, untouched, _licences(wheel) if taken else {})
 
 
 def _paths(queue: series.Series, package: Package) -> set[str]:
@@ -117,7 +117,7 @@ def write(listed: Sequence[Overlaid], pins: Lock, folder: Path) -> None:
                 "project": one.project,
                 "version": one.release.version,
                 "series": one.release.series,
-                "faults": [asdict(fault) for fault in one.faults],
+                "faults": [asdict(fault) for fault in one.queue.faults("overlay")],
                 "files": files,
             }
         )

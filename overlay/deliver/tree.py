@@ -11,12 +11,12 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from overlay.deliver import output
-from overlay.deliver.apply import check_target, products
+from overlay.deliver import output, sbom
+from overlay.deliver.apply import changes, check_target, products
 from overlay.deliver.wheel import Wheel, patched, relabelled, save, with_tree
 from overlay.errors import OverlayError
 from overlay.progress import say
-from overlay.queue import source
+from overlay.queue import images, source
 from overlay.queue.checkout import Checkout, fitting, project_of
 from overlay.queue.lock import Lock, Package
 
@@ -76,14 +76,25 @@ def from_git(
         )
     version = _version(package, tree) or wheel.version
     local_version = f"{version}{'.' if '+' in version else '+'}overlay.g{head.commit[:12]}"
-    files = {}
+    label = None
     if package.version_file is not None:
-        files[package.version_file] = relabelled(
-            package.version_file, wheel.member(package.version_file).content(), version, local_version
+        before = wheel.member(package.version_file).content()
+        label = images.Image(
+            package.version_file, before, relabelled(package.version_file, before, version, local_version)
         )
+    document = sbom.of_wheel(
+        sbom.Upstream(project, version, package.repository, commit=head.commit),
+        local_version,
+        queue,
+        changes(made, label, wheel, wheel.version, local_version),
+        "No lock names this commit: its id is all that says what was patched. "
+        + ("Built by upstream's own build." if run_upstream_build else f"The metadata is that of {wheel.name}."),
+    )
+    files = {label.path: label.after} if label else {}
+    members = patched(wheel, files, wheel.version, local_version, {sbom.MEMBER: document})
     file = out / f"{project}-{local_version}-{wheel.tag}.whl"
     with output.replaced(out, lambda path: path == file.name, leftovers=products(lock, out)) as staging:
-        save(patched(wheel, files, wheel.version, local_version), staging / file.name)
+        save(members, staging / file.name)
     say(f"wrote {file}")
     return file
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from packaging.utils import canonicalize_name
 
@@ -168,40 +169,55 @@ def relabelled(path: str, content: bytes, version: str, local_version: str) -> b
     )
 
 
-def patched(wheel: Wheel, files: Mapping[str, bytes], version: str, local_version: str) -> list[archive.Member]:
-    """The members of the patched wheel: `files` exchanged, the version label in METADATA, the folder name and RECORD;
-    all else as it was.
+def patched(
+    wheel: Wheel,
+    files: Mapping[str, bytes],
+    version: str,
+    local_version: str,
+    added: Mapping[str, bytes] = MappingProxyType({}),
+) -> list[archive.Member]:
+    """The members of the patched wheel: `files` exchanged, the version label in METADATA, the folder name and RECORD,
+    and what is `added` to the metadata; all else as it was.
 
     Args:
         wheel: upstream's.
         files: new contents by path in the wheel.
         version: upstream's version.
         local_version: the one with the local version label.
+        added: new files by path in the metadata folder. One that is there already, in a wheel that was patched before,
+            is exchanged.
 
     Raises:
         OverlayError: a file is not in the wheel, or METADATA does not say `version`.
     """
-    metadata = f"{wheel.dist_info}/METADATA"
+    old, new = f"{wheel.dist_info}/", f"{patched_dist_info(wheel, version, local_version)}/"
+    listing = f"{old}RECORD"
     contents = dict(files)
-    contents[metadata] = _with_version(wheel, version, local_version)
+    contents[f"{old}METADATA"] = relabelled_metadata(wheel, version, local_version)
     for path in contents:
         wheel.member(path)
-    folder = f"{wheel.dist_info.removesuffix(f'-{version}.dist-info')}-{local_version}.dist-info"
+    contents |= {f"{old}{path}": content for path, content in added.items()}
 
     def moved(path: str) -> str:
-        return (
-            f"{folder}/{path.removeprefix(f'{wheel.dist_info}/')}" if path.startswith(f"{wheel.dist_info}/") else path
-        )
+        return f"{new}{path.removeprefix(old)}" if path.startswith(old) else path
 
     rows = [
         record.row(moved(row[0]), contents[row[0]]) if row[0] in contents else [moved(row[0]), *row[1:]]
         for row in wheel.record()
     ]
-    contents[f"{wheel.dist_info}/RECORD"] = record.write(rows)
-    return [
+    extra = [path for path in contents if not wheel.has(path)]
+    rows += [record.row(moved(path), contents[path]) for path in extra]
+    contents[listing] = record.write(rows)
+    members = [
         (member.exchanged(contents[member.name]) if member.name in contents else member).renamed(moved(member.name))
         for member in wheel.members
     ]
+    return [*members, *(archive.stored(moved(path), contents[path]) for path in extra)]
+
+
+def patched_dist_info(wheel: Wheel, version: str, local_version: str) -> str:
+    """The name of the metadata folder with the local version."""
+    return f"{wheel.dist_info.removesuffix(f'-{version}.dist-info')}-{local_version}.dist-info"
 
 
 def with_tree(wheel: Wheel, files: Mapping[str, bytes]) -> Wheel:
@@ -225,7 +241,12 @@ def with_tree(wheel: Wheel, files: Mapping[str, bytes]) -> Wheel:
     )
 
 
-def _with_version(wheel: Wheel, version: str, local_version: str) -> bytes:
+def relabelled_metadata(wheel: Wheel, version: str, local_version: str) -> bytes:
+    """METADATA with the local version.
+
+    Raises:
+        OverlayError: it does not say `version`, or the folder that it lies in does not.
+    """
     content = wheel.member(f"{wheel.dist_info}/METADATA").content()
     header, separator, body = content.partition(b"\n\n")
     pattern = re.compile(rb"^Version: (.*)$", re.MULTILINE)

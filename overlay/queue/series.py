@@ -53,7 +53,7 @@ class Patch:
     """A `git format-patch` file.
 
     `faults` are those that it mends, `paths` the paths in upstream's git tree that it changes, `before` the abbreviated
-    blob id that it was made against, by path.
+    blob id that it was made against, by path; `diff` is the text that `git apply` takes, without the message.
     """
 
     file: Path
@@ -66,6 +66,7 @@ class Patch:
     created: frozenset[str]
     before: Mapping[str, str]
     hunks: tuple[Hunk, ...]
+    diff: str
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def read_patch(file: Path) -> Patch:
         )
     paths, created, before, hunks = _content(file, text, text.count("\n", 0, len(text) - len(body)))
     delivery, faults = _delivery(file, trailers), _faults(file, rows)
-    return Patch(file, subject, reason, trailers, delivery, faults, paths, created, before, hunks)
+    return Patch(file, subject, reason, trailers, delivery, faults, paths, created, before, hunks, _diff(text))
 
 
 def _check_trailers(file: Path, trailers: Mapping[str, str]) -> None:
@@ -241,6 +242,13 @@ def _delivery(file: Path, trailers: Mapping[str, str]) -> frozenset[Delivery]:
                 f"{file}: Delivery: expected some of {', '.join(known)}, found {name!r}: correct the trailer"
             )
     return frozenset(delivery for delivery in known if delivery in names)
+
+
+def _diff(text: str) -> str:
+    """The patch from its first diff to the signature that git format-patch puts below the last one."""
+    found = re.search(r"^diff --git ", text, re.MULTILINE)
+    assert found is not None  # a hunk without one is refused
+    return re.sub(r"\n-- \n[^\n]*\n*\Z", "\n", text[found.start() :])
 
 
 def _faults(file: Path, rows: Sequence[str]) -> tuple[Fault, ...]:

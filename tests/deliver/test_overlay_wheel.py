@@ -15,7 +15,7 @@ from installer.sources import WheelFile
 
 import hatch_build
 from overlay import __version__, manifest
-from overlay.deliver import overlay_wheel
+from overlay.deliver import overlay_wheel, sbom
 from overlay.queue import git, lock
 from tests import variants
 from tests.deliver.test_release_wheels import copied_root
@@ -56,7 +56,7 @@ def test_what_is_in_it(sample: Sample) -> None:
         WheelFile(wheel).validate_record(validate_contents=True)
         patched = {
             f"overlay/patched/{name}" for name, (kind, _) in (snapshot(sample.patched) or {}).items() if kind == "file"
-        }
+        } - {f"overlay/patched/{hatch_build.SBOM}"}
         assert set(wheel.namelist()) == {
             "overlay/__init__.py",
             "modeling_overlay.pth",
@@ -64,6 +64,7 @@ def test_what_is_in_it(sample: Sample) -> None:
             *patched,
             *(f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")),
             *(f"{info}/licenses/{name}" for name in ("LICENSE", "NOTICE")),
+            f"{info}/sboms/{hatch_build.SBOM}",
         }
         for name in patched:
             assert wheel.read(name) == (sample.root / name).read_bytes()
@@ -126,9 +127,9 @@ def test_a_licence_that_is_not_the_same_is_kept_beside_its_release(sample: Sampl
 
 
 def test_faults_are_those_of_the_patches_that_the_overlay_takes(sample: Sample) -> None:
-    """A trailer changes no byte that the lock names."""
     sample.rewrite(1, "Bug: https", f"{FAULT}Bug: https")
     sample.rewrite(3, "Bug: https", "Fault: untested: nobody sees it\nBug: https")
+    sample.overlay("lock", "update").succeeds()
     sample.apply().succeeds()
     faults = {f"{one['project']} {one['version']}": one["faults"] for one in listed(sample)["releases"]}
     lost = [{"code": "lost", "text": "gradients, without an error"}]
@@ -147,11 +148,12 @@ def test_what_upstream_has_mended_is_named(sample: Sample) -> None:
 def test_patches_that_leave_the_overlay_out(sample: Sample) -> None:
     sample.rewrite(1, "Delivery: wheel, overlay, pull-request", f"{FAULT}Delivery: wheel", series="plain-3.0")
     sample.rewrite(2, "Delivery: wheel, overlay", "Delivery: wheel", series="plain-3.0")
+    sample.overlay("lock", "update").succeeds()
     sample.apply().succeeds()
     (plain,) = (one for one in listed(sample)["releases"] if one["project"] == "plain")
     assert (plain["files"], plain["faults"]) == ([], [])
     assert not (sample.patched / "plain").exists()
-    assert PRODUCTS[2] in (snapshot(sample.out) or {}), "its wheel has them"
+    assert "plain-3.0+overlay.2-py3-none-any.whl" in (snapshot(sample.out) or {}), "its wheel has them"
 
 
 def test_two_series_that_make_different_things_of_one_file(sample: Sample) -> None:
@@ -202,6 +204,7 @@ def test_a_wheel_of_another_version_is_ours_and_an_sdist_is_not(sample: Sample) 
 
 def test_a_build_reads_what_is_copied_for_it() -> None:
     assert hatch_build.SOURCES == overlay_wheel.SOURCES
+    assert hatch_build.SBOM == sbom.FILE
 
 
 def test_post_images_that_were_changed_or_are_of_another_lock(sample: Sample, tmp_path: Path) -> None:
@@ -282,6 +285,10 @@ def test_other_front_ends_make_the_same_bytes(sample: Sample, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("state", "said"),
     [
+        (
+            "with the SBOM taken away",
+            "expected {patched}/modeling-overlay.cdx.json, found none: run scripts/apply.sh first",
+        ),
         ("before apply", "expected the patched files in {patched}, found none: run scripts/apply.sh first"),
         (
             "after apply of one release",
@@ -300,6 +307,9 @@ def test_a_build_without_all_of_them_fails_with_one_line(sample: Sample, tmp_pat
     if state == "with a file taken away":
         sample.apply().succeeds()
         (sample.patched / "demo" / "1.0" / "demo" / "core.py").unlink()
+    if state == "with the SBOM taken away":
+        sample.apply().succeeds()
+        (sample.patched / sbom.FILE).unlink()
     done = pip_wheel(sample.root, tmp_path / "wheels")
     assert done.returncode == 1
     assert "[1 lines of output]" in done.stderr

@@ -86,7 +86,12 @@ def test_differs_from_upstream_in_the_named_files_only(name: str, release: lock.
             elif not entry.filename.endswith(("/METADATA", "/RECORD")):
                 assert before == after
                 assert patched.getinfo(path).compress_size == entry.compress_size, "copied as it lies in the archive"
-        assert len(patched.namelist()) == len(stock.namelist())
+        sbom = f"{name}-{release.local_version}.dist-info/sboms/modeling-overlay.cdx.json"
+        assert set(patched.namelist()) - {
+            path.replace(f"{name}-{release.version}.dist-info/", f"{name}-{release.local_version}.dist-info/")
+            for path in stock.namelist()
+        } == {sbom}
+        assert len(patched.namelist()) == len(stock.namelist()) + 1
 
 
 @each_release

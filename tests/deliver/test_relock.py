@@ -99,9 +99,9 @@ def test_check_wants_the_patches(sample: Sample) -> None:
 
 def test_the_revision_rises_when_the_bytes_change_and_only_then(sample: Sample) -> None:
     before = releases(sample)
-    sample.rewrite(1, "Subtract in the core", "Take away in the core")
+    sample.rewrite(1, "Last-Update: 2026-11-28", "Last-Update: 2026-11-29")
     sample.overlay("lock", "update").succeeds()
-    assert releases(sample) == before, "another subject changes no byte of the wheel"
+    assert releases(sample) == before, "another day changes no byte of the wheel"
     sample.rewrite(1, "+    return value - 30", "+    return value - 31")
     sample.apply().fails("demo 1.0: demo/core.py: expected the blob", "after the series", "run overlay lock update")
     sample.overlay("lock", "update").succeeds()
@@ -113,6 +113,13 @@ def test_the_revision_rises_when_the_bytes_change_and_only_then(sample: Sample) 
     sample.overlay("lock", "check").succeeds()
     sample.apply().succeeds()
     assert (sample.out / "demo-1.0+overlay.2-py3-none-any.whl").is_file()
+
+
+def test_the_revision_rises_when_a_patch_says_something_else(sample: Sample) -> None:
+    """Its message is in the wheel's SBOM."""
+    sample.rewrite(1, "Subtract in the core", "Take away in the core")
+    sample.overlay("lock", "update").succeeds()
+    assert {version: revision for version, (revision, _) in releases(sample).items()} == {"1.0": 2, "2.0": 1, "3.0": 1}
 
 
 def test_a_release_for_tests_is_updated_too(sample: Sample) -> None:
