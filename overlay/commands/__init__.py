@@ -9,7 +9,7 @@ from importlib import import_module
 
 from overlay import __version__
 
-VERBS = ("apply", "drift", "doctor", "check", "lock")
+VERBS = ("apply", "edit", "refresh", "add_release", "retire", "drift", "doctor", "check", "lock")
 """The modules of this folder, in the order of the help."""
 
 

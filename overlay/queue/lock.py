@@ -9,7 +9,8 @@ import os
 import re
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -357,9 +358,18 @@ def write(path: Path, changes: Mapping[Location, Any]) -> Lock:
     Raises:
         OverlayError: what would be written is no sound lock.
     """
+    text = edited(read_text(path), changes)
+    lock = parse(text, str(path))
+    with replacement(path, text) as replace:
+        replace()
+    return lock
+
+
+def edited(text: str, changes: Mapping[Location, Any]) -> str:
+    """The text of a lock with other values at the given locations; None removes a key."""
     import tomlkit  # only writers need it
 
-    document = tomlkit.parse(read_text(path))
+    document = tomlkit.parse(text)
     for where, value in changes.items():
         table: Any = document
         for part in where[:-1]:
@@ -372,16 +382,55 @@ def write(path: Path, changes: Mapping[Location, Any]) -> Lock:
             _put(table, where[-1], _inline(value))
         else:
             _put(table, where[-1], value)
-    text = tomlkit.dumps(document)
-    lock = parse(text, str(path))
+    return tomlkit.dumps(document)
+
+
+@contextmanager
+def replacement(path: Path, text: str) -> Iterator[Callable[[], None]]:
+    """Writes `text` beside the file `path`, and yields what puts it in its place, at once."""
     temporary = path.resolve().with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(text.encode("utf-8"))
         shutil.copymode(path, temporary)
-        temporary.replace(path.resolve())
+        yield lambda: temporary.replace(path.resolve()) and None
     finally:
         temporary.unlink(missing_ok=True)
-    return lock
+
+
+def inserted(text: str, name: str, release: Release) -> str:
+    """The text of a lock with another release of the project `name`, behind the last one with the same `use`, or else
+    behind all. Comments that stand before the next entry stay there."""
+    releases = parse(text).packages[name].releases
+    alike = [position for position, other in enumerate(releases) if other.use == release.use]
+    anchor = line(text, ("packages", name, "releases", (alike or [len(releases) - 1])[-1]))
+    rows = text.split("\n")
+    end = next((number for number in range(anchor, len(rows)) if rows[number].startswith("[")), len(rows))
+    while end > anchor and (not rows[end - 1].strip() or rows[end - 1].startswith("#")):
+        end -= 1
+    return "\n".join([*rows[:end], "", *_entry(name, release), *rows[end:]])
+
+
+def _entry(name: str, release: Release) -> list[str]:
+    """The lines of a release, in the form that the file has."""
+    import tomlkit
+
+    table = tomlkit.table()
+    for key_, value in release.model_dump(by_alias=True, exclude_none=True).items():
+        if isinstance(value, Mapping):
+            table[key_] = _inline(value)
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            if value:
+                table[key_] = _array(value)
+        else:
+            table[key_] = value
+    order = [key_ for key_ in _ORDER if key_ in table]
+    rows = [f"[[packages.{name}.releases]]"]
+    for key_ in order:
+        rows += tomlkit.dumps({key_: table[key_]}).rstrip("\n").split("\n")
+    return rows
+
+
+_ORDER = ("version", "use", "series", "revision", "wheel", "sdist", "files", "built")
 
 
 def _put(table: Any, name: str | int, value: Any) -> None:

@@ -1,0 +1,2 @@
+"""x"""
+def add(v): pass
