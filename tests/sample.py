@@ -36,7 +36,7 @@ PRODUCTS = (
     "plain-3.0+overlay.1-py3-none-any.whl",
 )
 
-VERBS = ("apply", "drift", "lock", "check", "update", "complete")
+VERBS = ("apply", "edit", "refresh", "add-release", "retire", "drift", "lock", "check", "update", "complete")
 """Words of a command line that its options come after."""
 
 _LOCK = """\

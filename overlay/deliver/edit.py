@@ -7,7 +7,7 @@ import hashlib
 import json
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -32,11 +32,16 @@ class Upstream:
     project: str
     package: Package
     release: Release
+    _looked_up: dict[str, bytes | None] = field(default_factory=dict)
 
     @cached_property
     def wheel(self) -> Wheel:
         """Upstream's wheel. Raises OverlayError as `source.read` and `Wheel.read` do."""
         return Wheel.read(source.read(self.project, self.release.wheel), self.release.wheel.file)
+
+    def member(self, path: str) -> bytes:
+        """The content of a file by its path in the wheel. Raises OverlayError where there is none."""
+        return self.wheel.member(path).content()
 
     def read(self, path: str) -> bytes | None:
         """The content of a file, or None where the release has no such one or it cannot be had."""
@@ -64,27 +69,29 @@ class Upstream:
             return None
 
     def _in_sdist(self, path: str) -> bytes | None:
-        if self._sdist is None or self.release.sdist is None:
-            return None
-        name = self.release.sdist.file.removesuffix(".tar.gz")
-        try:
-            with tarfile.open(fileobj=BytesIO(self._sdist)) as archive:
-                file = archive.extractfile(f"{name}/{path}")
-                return None if file is None else file.read()
-        except (KeyError, tarfile.TarError):  # it has no such file, or is no archive
-            return None
+        if path not in self._looked_up and self._sdist is not None and self.release.sdist is not None:
+            name = self.release.sdist.file.removesuffix(".tar.gz")
+            try:
+                with tarfile.open(fileobj=BytesIO(self._sdist)) as archive:
+                    file = archive.extractfile(f"{name}/{path}")
+                    self._looked_up[path] = None if file is None else file.read()
+            except (KeyError, tarfile.TarError):  # it has no such file, or is no archive
+                self._looked_up[path] = None
+        return self._looked_up.get(path)
 
 
 @dataclass(frozen=True)
 class State:
-    """What is known of a tree: the release and the series that it is of, the commit of upstream's files, the commit that
-    the series has been exported from, the digest of the series as it was then, and whether all files are there."""
+    """What is known of a tree: the release and the series that it is of, the commit of upstream's files, that of the
+    last patch as the tree was made, the one that was exported last, the digests of the series as it was each time, and
+    whether all files are there."""
 
     requirement: str
     series: str
     upstream: str
+    made: str
     exported: str
-    digest: str
+    digests: Sequence[str]
     everything: bool
 
     @classmethod
@@ -131,23 +138,21 @@ def start(path: Path, requirement: str, tree: Path, everything: bool = False) ->
     name, package, release = lock.read(path).find(requirement)
     label = f"{name}=={release.version}"
     if release.series is None:
-        raise OverlayError(
-            f"{label}: expected a release with a series, found none: only what is patched can be edited"
-        )
+        raise OverlayError(f"{label}: expected a release with a series, found none: only what is patched can be edited")
     queue = series.read(path.parent / "patches" / release.series)
     now = digest(contents(queue.folder))
     _check(tree)
     state = State.read(tree)
     if state is not None:
-        _check_exported(tree, state)
-        if (state.requirement, state.digest, state.everything) == (label, now, everything):
+        _check_exported(tree, state, now)
+        if (state.requirement, state.digests[-1], state.everything) == (label, now, everything):
             say(f"{tree} has {label} with {queue.name} already")
             return
     with output.replaced(tree, lambda _: True, ADVICE) as staging:
         upstream = Upstream(name, package, release)
         made, first = _filled(staging, upstream, queue, everything)
         made.git("tag", "upstream", first)
-        State(label, queue.name, first, made.head(), now, everything).write(staging)
+        State(label, queue.name, first, made.head(), made.head(), [now], everything).write(staging)
     say(f"{tree} has {label} as its first commit, and a commit for each patch of {queue.name}")
     say("amend, rebase or add commits there, and run overlay refresh")
 
@@ -159,12 +164,12 @@ def _check(tree: Path) -> None:
         raise OverlayError(f"{tree}: expected a new folder, or a tree of overlay edit, found another one: {ADVICE}")
 
 
-def _check_exported(tree: Path, state: State) -> None:
+def _check_exported(tree: Path, state: State, now: str) -> None:
     """Raises OverlayError where the tree has something that its series has not."""
     work = WorkTree(tree)
     unfinished = work.unfinished()
     found = f"{unfinished} in progress" if unfinished else ", ".join(work.changed()[:3])
-    if not found and work.head() != state.exported:
+    if not found and work.head() != (state.exported if now == state.digests[-1] else state.made):
         found = "other commits than the series has"
     if not found:
         found = ", ".join(work.other_work(state.exported)[:3])
@@ -175,9 +180,7 @@ def _check_exported(tree: Path, state: State) -> None:
         )
 
 
-def _filled(
-    folder: Path, upstream: Upstream, queue: Series, everything: bool = False
-) -> tuple[WorkTree, str]:
+def _filled(folder: Path, upstream: Upstream, queue: Series, everything: bool = False) -> tuple[WorkTree, str]:
     release = upstream.release
     aside = kept_aside(queue, upstream)
     files = base(queue, upstream, aside)
@@ -187,7 +190,8 @@ def _filled(
     first = work.head()
     for patch in queue.patches:
         if patch.file.name in aside:
-            where = f"{aside[patch.file.name]} is not among the files of {upstream.project} {release.version} that are pinned."
+            label = f"{upstream.project} {release.version}"
+            where = f"{aside[patch.file.name]} is not among the files of {label} that are pinned."
             say(f"{patch.file.name}: {where} The patch is kept as it is")
             work.hold_place(patch.file.name, patch.subject, where)
         elif not work.take(patch.file):

@@ -7,17 +7,18 @@ The series is replaced at once, and then the lock. A run that is killed between 
 `apply` refuse, and what the next `refresh` or `lock update` completes.
 """
 
-import hashlib
 import re
+import signal
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
-from difflib import SequenceMatcher
+from datetime import UTC, datetime
+from email.parser import HeaderParser
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from overlay import cache
 from overlay.deliver import edit, output, relock
 from overlay.deliver.edit import State, Upstream
 from overlay.errors import OverlayError
@@ -51,7 +52,7 @@ def run(path: Path, tree: Path) -> None:
         OverlayError: the tree is not clean, a commit is no patch, the series does not fit one of its releases, or it
             has changed since the tree was made. Nothing is changed then.
     """
-    with cache.locked(f"queue-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"):
+    with relock.alone(path):
         _run(path, tree)
 
 
@@ -66,9 +67,7 @@ def _run(path: Path, tree: Path) -> None:
     folder = path.parent / "patches" / state.series
     old = series.read(folder)
     before = edit.contents(folder)
-    sources = {
-        one.version: Upstream(name, package, one) for one in package.releases if one.series == state.series
-    }
+    sources = {one.version: Upstream(name, package, one) for one in package.releases if one.series == state.series}
     if release.version not in sources:
         raise OverlayError(
             f"{tree}: expected a release of {state.series}, found that {state.requirement} has "
@@ -83,7 +82,7 @@ def _run(path: Path, tree: Path) -> None:
         home = _home(old, release.version, sources)
         final = _written(staged / "patches" / state.series, before, _at_home(staged, old, queue, exported, home), old)
         after = edit.contents(final)
-        if edit.digest(before) != state.digest and after != before:
+        if edit.digest(before) not in state.digests and after != before:
             raise OverlayError(
                 f"{folder}: expected the series as it was when {tree} was made, found that it has changed since: keep "
                 f"your commits (git -C {tree} format-patch upstream), remove {tree}, and run overlay edit again"
@@ -95,7 +94,8 @@ def _run(path: Path, tree: Path) -> None:
         text = lock.edited(lock.read_text(path), changes)
         lock.parse(text, str(path))
         _replace(path, text if changes else None, folder, before, after)
-    replace(state, exported=work.head(), digest=edit.digest(after)).write(tree)
+    digests = [one for one in state.digests if one != edit.digest(after)]
+    replace(state, exported=work.head(), digests=[*digests, edit.digest(after)]).write(tree)
     _say(path, folder.name, before, after, changes)
 
 
@@ -117,14 +117,17 @@ def _commits(work: WorkTree, base: str) -> list[Commit]:
             "series see overlay retire"
         )
     for commit in commits:
+        if commit.parents != 1:
+            raise OverlayError(
+                f"{work.folder}: {commit.title}: expected a commit with one parent, found a merge: rebase it"
+            )
+    for commit in commits:
         _check(work, commit)
     return commits
 
 
 def _check(work: WorkTree, commit: Commit) -> None:
     where = f"{work.folder}: {commit.title}"
-    if commit.parents != 1:
-        raise OverlayError(f"{where}: expected a commit with one parent, found a merge: rebase it")
     if commit.aside is None and not commit.changes:
         raise OverlayError(f"{where}: expected a change, found an empty commit: drop it")
     if commit.aside is not None and commit.changes:
@@ -166,32 +169,43 @@ def _exported(work: WorkTree, commits: Sequence[Commit], old: Series, upstream: 
                     f"{upstream.release.version} has, found a new file: open the tree with overlay edit --all"
                 )
         created |= {path for path, change in commit.changes.items() if change.kind == "A"}
-        width = CONTEXT if patch is None else worktree.context(patch.file.read_bytes().decode("utf-8"))
+        width = CONTEXT if patch is None else worktree.context(patch.file.read_bytes().decode("utf-8")) or CONTEXT
         content = work.export(commit, width)
         exported.append(Exported(commit, _named(number, patch, work.slug(commit)), content, patch))
     return exported
 
 
 def _origins(commits: Sequence[Commit], patches: Sequence[Patch]) -> list[Patch | None]:
-    """Which patch each commit was: the one with its subject, or else the one in its place between two that are known,
-    where as many commits as patches are left over."""
-    subjects = [patch.subject for patch in patches]
-    found: list[Patch | None] = []
-    for commit in commits:
-        alone = subjects.count(commit.subject) == 1 and all(
-            patch is None or patch.subject != commit.subject for patch in found
-        )
-        found.append(patches[subjects.index(commit.subject)] if alone and commit.aside is None else None)
-    ours = [str(position) if patch is None else patch.file.name for position, patch in enumerate(found)]
-    theirs = [patch.file.name for patch in patches]
-    for kind, first, last, low, high in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
-        free = [position for position in range(first, last) if found[position] is None]
-        left = [patches[position] for position in range(low, high) if patches[position] not in found]
-        if kind == "replace" and len(free) == last - first == len(left) == high - low:
-            for position, patch in zip(free, left, strict=True):
-                if commits[position].aside is None:
-                    found[position] = patch
-    return found
+    """Which patch each commit was: the only one with its subject, or else, for it may have got another one, the only
+    one that is left with its author's time and its files."""
+
+    def by_subject(one: Commit | Patch) -> object:
+        return None if isinstance(one, Commit) and one.aside else one.subject
+
+    def by_content(one: Commit | Patch) -> object:
+        if isinstance(one, Commit):
+            return None if one.aside else (one.time, frozenset(one.changes))
+        return _time(one), frozenset(one.paths)
+
+    found: dict[int, Patch] = {}
+    for key in (by_subject, by_content):
+        free = [position for position in range(len(commits)) if position not in found]
+        left = [patch for patch in patches if all(patch is not other for other in found.values())]
+        for position in free:
+            wanted = key(commits[position])
+            those = [patch for patch in left if key(patch) == wanted]
+            if len(those) == 1 and [key(commits[other]) for other in free].count(wanted) == 1:
+                found[position] = those[0]
+    return [found.get(position) for position in range(len(commits))]
+
+
+def _time(patch: Patch) -> float | None:
+    """The author's time of a patch, in seconds since 1970."""
+    headers = HeaderParser().parsestr(patch.file.read_text(encoding="utf-8"), headersonly=True)
+    try:
+        return parsedate_to_datetime(headers["Date"]).timestamp()
+    except (TypeError, ValueError):
+        return None
 
 
 def _named(number: int, patch: Patch | None, slug: str) -> str:
@@ -244,7 +258,8 @@ def _read(folder: Path, exported: Sequence[Exported]) -> Series:
 def _in_commits(text: str, folder: Path, exported: Sequence[Exported]) -> str:
     """A message about patches, said of the commits that they were made from."""
     for one in exported:
-        text = re.sub(rf"{re.escape(str(folder / one.name))}(?::\d+)?", lambda _, one=one: one.commit.title, text)
+        title = one.commit.title.replace("\\", "\\\\")
+        text = re.sub(rf"{re.escape(str(folder / one.name))}(?::\d+)?", title, text)
     return text.replace(str(folder), folder.name)
 
 
@@ -256,9 +271,8 @@ def _fitting(queue: Series, sources: Iterable[Upstream], exported: Sequence[Expo
     titles = {one.name: one.commit.title for one in exported}
     for upstream in sources:
         label = f"{upstream.project} {upstream.release.version}"
-        prefix = upstream.package.prefix
         try:
-            for image in images.make(queue, prefix, lambda path, wheel=upstream.wheel: wheel.member(path).content()):
+            for image in images.make(queue, upstream.package.prefix, upstream.member):
                 known[git.blob_id(image.before)] = image.before
         except OverlayError as error:
             wanted = queue.for_delivery("wheel")
@@ -293,13 +307,11 @@ def _home(old: Series, version: str, sources: Mapping[str, Upstream]) -> Upstrea
     return max(sources.values(), key=lambda upstream: (known(upstream), upstream.release.version == version))
 
 
-def _at_home(
-    folder: Path, old: Series, queue: Series, exported: Sequence[Exported], home: Upstream
-) -> list[Exported]:
+def _at_home(folder: Path, old: Series, queue: Series, exported: Sequence[Exported], home: Upstream) -> list[Exported]:
     """The same patches against the home of the series; those that have not changed are the old files."""
     was = _imported(folder / "old", old, home)
     now = _imported(folder / "new", queue, home)
-    today = datetime.now(timezone.utc).date().isoformat()
+    today = datetime.now(UTC).date().isoformat()
     made = []
     for one in exported:
         commit = now[1].get(one.name)
@@ -310,7 +322,7 @@ def _at_home(
         if one.was and before and before.same(commit) and commit.last_update <= before.last_update:
             made.append(replace(one, content=one.was.file.read_bytes()))
             continue
-        width = worktree.context(one.content.decode("utf-8"))
+        width = worktree.context(one.content.decode("utf-8")) or CONTEXT
         days = [commit.last_update, before.last_update] if before else [commit.last_update]
         if before is None or was[0].diff(before, width) != now[0].diff(commit, width):
             days.append(today)
@@ -359,15 +371,25 @@ def _replace(
         return file == "series" or ("/" not in file and file.endswith(".patch"))
 
     left = any(folder.parent.glob(f".{folder.name}.overlay-*"))
-    with lock.replacement(path, text if text is not None else lock.read_text(path)) as replace_lock:
+    with lock.replacement(path, text if text is not None else lock.read_text(path)) as replace_lock, _uninterrupted():
         try:
             if before != after or left:
                 with output.replaced(folder, ours, "use a copy of this project that can be written") as staging:
                     for name, content in after.items():
                         (staging / name).write_bytes(content)
-        finally:  # an interrupt after the one is no reason to leave the other out
+        finally:  # what fails behind the exchange, as to remove the old folder, must not leave the lock behind
             if text is not None and edit.contents(folder) == after:
                 replace_lock()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Lets an interrupt wait for the end: the two steps take a moment, and belong together."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _say(
@@ -379,6 +401,9 @@ def _say(
             say(f"patches/{name}/{file}: {what}")
     if before == after:
         say(f"patches/{name} is as it was")
+    written: dict[str, list[str]] = {}
     for where in changes:
-        say(f"{path.name}: wrote {lock.key(where)}")
-
+        depth = 4 if where[2] == "releases" else 3
+        written.setdefault(lock.key(where[:depth]), []).append(str(where[depth]))
+    for entry, keys in written.items():
+        say(f"{path.name}: wrote {', '.join(dict.fromkeys(keys))} of {entry}")

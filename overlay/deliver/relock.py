@@ -2,11 +2,14 @@
 built wheel."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from overlay import cache
 from overlay.deliver import archive
 from overlay.deliver.apply import Patched, derive
 from overlay.deliver.wheel import Wheel
@@ -15,6 +18,16 @@ from overlay.progress import say
 from overlay.queue import checkout, history, images, lock, series, source
 from overlay.queue.history import Committed
 from overlay.queue.lock import Exchanged, Location, Lock, Package, Release
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keeps every other run off the lock and the series beside it, as long as it changes them."""
+    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
+    with cache.locked(f"queue-{name}"):
+        for left in path.resolve().parent.glob(f".{path.name}.overlay-*"):  # of a killed run
+            left.unlink(missing_ok=True)
+        yield
 
 
 def update(path: Path, requirements: Sequence[str] = ()) -> None:
@@ -30,11 +43,12 @@ def update(path: Path, requirements: Sequence[str] = ()) -> None:
     Raises:
         OverlayError: an artefact or a series is not as it must be; the lock is as it was then.
     """
-    pins = lock.read(path)
-    chosen = [pins.find(text)[::2] for text in requirements]
-    found = changes(path, pins, lambda name, release: not chosen or (name, release) in chosen)
-    if found:
-        lock.write(path, found)
+    with alone(path):
+        pins = lock.read(path)
+        chosen = [pins.find(text)[::2] for text in requirements]
+        found = changes(path, pins, lambda name, release: not chosen or (name, release) in chosen)
+        if found:
+            lock.write(path, found)
     for where in found:
         say(f"{path.name}: wrote {lock.key(where)}")
     if not found:
@@ -91,9 +105,7 @@ def _changes(at: Location, known: dict[str, Any], found: dict[str, Any]) -> dict
     return changes
 
 
-def _delivered(
-    patches: Path, name: str, package: Package, release: Release, committed: Committed
-) -> dict[str, Any]:
+def _delivered(patches: Path, name: str, package: Package, release: Release, committed: Committed) -> dict[str, Any]:
     known = None if release.built is None else release.built.sha256
     if release.revision is None:
         release = release.model_copy(update={"revision": 1})
@@ -141,27 +153,28 @@ def complete(path: Path, folder: Path) -> None:
     Raises:
         OverlayError: it is no checkout of a pinned project, lacks the commit, or no single series fits.
     """
-    pins = lock.read(path)
-    name, package = checkout.project_of(pins, checkout.Checkout.open(folder))
-    if package.commit is None:
-        raise OverlayError(
-            f"{path}: expected a commit pin under packages.{name}, found none: add [packages.{name}.commit] with "
-            "id and verified = false"
+    with alone(path):
+        pins = lock.read(path)
+        name, package = checkout.project_of(pins, checkout.Checkout.open(folder))
+        if package.commit is None:
+            raise OverlayError(
+                f"{path}: expected a commit pin under packages.{name}, found none: add [packages.{name}.commit] with "
+                "id and verified = false"
+            )
+        at = checkout.Checkout.open(folder, package.commit.id)
+        queue, made = checkout.fitting(path.parent / "patches", name, package, at)
+        where: Location = ("packages", name, "commit")
+        files = _dumped([image.exchanged for image in made])
+        lock.write(
+            path,
+            {
+                (*where, "id"): at.commit,
+                (*where, "verified"): True,
+                (*where, "series"): queue.name,
+                (*where, "files"): files,
+            },
         )
-    at = checkout.Checkout.open(folder, package.commit.id)
-    queue, made = checkout.fitting(path.parent / "patches", name, package, at)
-    where: Location = ("packages", name, "commit")
-    files = _dumped([image.exchanged for image in made])
-    lock.write(
-        path,
-        {
-            (*where, "id"): at.commit,
-            (*where, "verified"): True,
-            (*where, "series"): queue.name,
-            (*where, "files"): files,
-        },
-    )
-    say(f"{path.name}: packages.{name}.commit is {at.commit}, verified; {queue.name} fits")
+        say(f"{path.name}: packages.{name}.commit is {at.commit}, verified; {queue.name} fits")
 
 
 def _check_images(queue: series.Series, name: str, package: Package, release: Release) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from overlay.errors import OverlayError
+from overlay.progress import say
 from overlay.queue import git, lock
 from overlay.queue.lock import Lock
 
@@ -46,6 +47,9 @@ def _bases(path: Path) -> Iterator[tuple[str, Committed]]:
     """HEAD, and what its branch is compared with: where it left the branch that it follows, or else the commit
     before."""
     folder = path.resolve().parent
+    said = git.run("rev-parse", "--git-dir", folder=folder).stderr.decode("utf-8", "replace")
+    if "dubious ownership" in said:
+        say(f"{folder} belongs to another user, so git does not trust it: what is committed was not looked at")
     head = _revision(folder, "HEAD")
     if head is None:
         return

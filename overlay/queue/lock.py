@@ -268,8 +268,8 @@ class Lock(_Table):
             for known, package in self.packages.items()
         ):
             raise OverlayError(
-                f'{requirement} is pinned for the tests alone: to deliver it, set its use to "deliver" in '
-                "upstream.lock, give it the series of its range, and run overlay lock update"
+                f"{requirement} is pinned for the tests alone: to deliver it, run overlay add-release {requirement} "
+                "--use deliver"
             )
         listed = ", ".join(f"{known}=={release.version}" for known, _, release in pins)
         raise OverlayError(
@@ -386,13 +386,13 @@ def edited(text: str, changes: Mapping[Location, Any]) -> str:
 
 
 @contextmanager
-def replacement(path: Path, text: str) -> Iterator[Callable[[], None]]:
+def replacement(path: Path, text: str) -> Iterator[Callable[[], object]]:
     """Writes `text` beside the file `path`, and yields what puts it in its place, at once."""
-    temporary = path.resolve().with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.resolve().with_name(f".{path.name}.overlay-{os.getpid()}")
     try:
         temporary.write_bytes(text.encode("utf-8"))
         shutil.copymode(path, temporary)
-        yield lambda: temporary.replace(path.resolve()) and None
+        yield lambda: temporary.replace(path.resolve())
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -414,23 +414,16 @@ def _entry(name: str, release: Release) -> list[str]:
     """The lines of a release, in the form that the file has."""
     import tomlkit
 
-    table = tomlkit.table()
-    for key_, value in release.model_dump(by_alias=True, exclude_none=True).items():
-        if isinstance(value, Mapping):
-            table[key_] = _inline(value)
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            if value:
-                table[key_] = _array(value)
-        else:
-            table[key_] = value
-    order = [key_ for key_ in _ORDER if key_ in table]
+    values = release.model_dump(by_alias=True, exclude_none=True)
     rows = [f"[[packages.{name}.releases]]"]
-    for key_ in order:
-        rows += tomlkit.dumps({key_: table[key_]}).rstrip("\n").split("\n")
+    for key_ in ("version", "use", "series", "revision", "wheel", "files", "built"):
+        value = values.get(key_)
+        if isinstance(value, Mapping) and key_ == "wheel":  # by hand elsewhere, with blanks inside the braces
+            rows.append(f"{key_} = {_inline(value).as_string().replace('{', '{ ').replace('}', ' }')}")
+        elif value:
+            item = _inline(value) if isinstance(value, Mapping) else _array(value) if key_ == "files" else value
+            rows += tomlkit.dumps({key_: item}).rstrip("\n").split("\n")
     return rows
-
-
-_ORDER = ("version", "use", "series", "revision", "wheel", "sdist", "files", "built")
 
 
 def _put(table: Any, name: str | int, value: Any) -> None:

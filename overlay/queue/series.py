@@ -374,7 +374,7 @@ def apply(patches: Sequence[Patch], pre_images: Mapping[str, bytes]) -> dict[str
 
 
 def failures(patches: Sequence[Patch], pre_images: Mapping[str, bytes]) -> list[str]:
-    """What of `patches` does not fit, a line for each hunk: patch, path, the hunk's header and its line in the old file.
+    """What of `patches` does not fit, a line for each hunk: patch, path, the header of the hunk, its line.
 
     What fits of a patch is applied before the next one is tried, so a later line may follow from an earlier one.
     """
