@@ -82,6 +82,7 @@ def _run(path: Path, tree: Path) -> None:
         home = _home(old, release.version, sources)
         final = _written(staged / "patches" / state.series, before, _at_home(staged, old, queue, exported, home), old)
         after = edit.contents(final)
+        _check_same(work, series.read(final), exported, sources[release.version])
         if edit.digest(before) not in state.digests and after != before:
             raise OverlayError(
                 f"{folder}: expected the series as it was when {tree} was made, found that it has changed since: keep "
@@ -117,7 +118,7 @@ def _commits(work: WorkTree, base: str) -> list[Commit]:
             "series see overlay retire"
         )
     for commit in commits:
-        if commit.parents != 1:
+        if len(commit.parents) != 1:
             raise OverlayError(
                 f"{work.folder}: {commit.title}: expected a commit with one parent, found a merge: rebase it"
             )
@@ -141,8 +142,6 @@ def _check(work: WorkTree, commit: Commit) -> None:
             raise OverlayError(
                 f"{where}: expected changes of files in their place, found {path} {what}: a patch may not do that"
             )
-    if work.is_binary(commit):
-        raise OverlayError(f"{where}: expected changes of text files, found binary content: a patch may not hold that")
 
 
 def _exported(work: WorkTree, commits: Sequence[Commit], old: Series, upstream: Upstream) -> list[Exported]:
@@ -336,13 +335,22 @@ def _imported(folder: Path, queue: Series, home: Upstream) -> tuple[WorkTree, di
     aside = edit.kept_aside(queue, home)
     work = WorkTree.create(folder, edit.base(queue, home, aside), "upstream")
     base = work.head()
-    names = []
-    for patch in queue.patches:
-        if patch.file.name not in aside:
-            if not work.take(patch.file):
-                break
-            names.append(patch.file.name)
-    return work, dict(zip(names, work.commits(base), strict=True))
+    taken = [patch.file for patch in queue.patches if patch.file.name not in aside]
+    work.take(*taken)
+    return work, dict(zip((file.name for file in taken), work.commits(base), strict=False))
+
+
+def _check_same(work: WorkTree, queue: Series, exported: Sequence[Exported], upstream: Upstream) -> None:
+    """Raises OverlayError where the patches give other files than the tree has: a hunk found another place."""
+    aside = {one.name: "" for one in exported if one.commit.aside}
+    taken = [patch for patch in queue.patches if patch.file.name not in aside]
+    blobs = work.blobs()
+    for path, content in series.apply(taken, edit.base(queue, upstream, aside)).items():
+        if git.blob_id(content) != blobs.get(path):
+            raise OverlayError(
+                f"{work.folder}: expected patches that give {path} as it is there, found that they give another file: "
+                "a hunk fits in two places: change more of the lines around it, or make two commits of it"
+            )
 
 
 def _of_commit(name: str, package: Package, queue: Series, known: Mapping[str, bytes]) -> dict[Location, Any]:

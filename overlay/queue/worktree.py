@@ -5,7 +5,7 @@ as the user's git does.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,15 +48,22 @@ class Change:
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit: its id, how many parents it has, its author (`NAME <EMAIL>`) and his time (seconds since 1970), its
-    message, and what it changes, by path."""
+    """A commit: its id, that of its tree and those of its parents, its author (`NAME <EMAIL>`) and his time (seconds
+    since 1970), its message, and what it changes, by path."""
 
     id: str
-    parents: int
+    tree: str
+    parents: tuple[str, ...]
     author: str
     time: int
     message: str
     changes: Mapping[str, Change]
+
+    @property
+    def parent(self) -> str:
+        """The id of its only parent."""
+        (only,) = self.parents
+        return only
 
     @property
     def subject(self) -> str:
@@ -126,9 +133,7 @@ class WorkTree:
             file = folder / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
-        # What a patch does to line ends is git's business nowhere: the user's own settings must not exchange them.
-        for name in ("core.autocrlf", "core.safecrlf"):
-            tree.git("config", name, "false")
+        # What a patch does to line ends is nobody else's business: the user's settings must not exchange them.
         (folder / ".git" / "info").mkdir(exist_ok=True)
         (folder / ".git" / "info" / "attributes").write_text("* -text\n", encoding="utf-8")
         (folder / ".git" / "info" / "exclude").write_text("__pycache__/\n", encoding="utf-8")
@@ -136,11 +141,11 @@ class WorkTree:
         tree.git("commit", "--quiet", "--allow-empty", "--message", message)
         return tree
 
-    def take(self, patch: Path) -> bool:
-        """Makes a commit of a patch, by `git am`. False, and nothing changed, where it does not fit."""
-        if self._run(*_AM, str(patch.resolve()))[0] == 0:
+    def take(self, *patches: Path) -> bool:
+        """Makes commits of patches, by `git am`. False where one does not fit; those before it are taken."""
+        if self._run(*_AM, *(str(patch.resolve()) for patch in patches))[0] == 0:
             return True
-        self._run("am", "--abort")
+        self._run("am", "--quit")
         return False
 
     def hold_place(self, file: str, subject: str, why: str) -> None:
@@ -166,46 +171,30 @@ class WorkTree:
                 f"{self.folder}: expected commits on top of upstream's files ({base[:12]}), found that HEAD does not "
                 "come from them: check out the branch with your commits"
             )
-        listed = self.git("rev-list", "--reverse", "--topo-order", f"{base}..HEAD").decode("ascii").split()
-        return [self._commit(id_) for id_ in listed]
+        form = "--format=%x01%H%x00%T%x00%P%x00%an <%ae>%x00%at%x00%B%x00"
+        listed = self.git(
+            "log", "--reverse", "--topo-order", "--raw", "-z", "--no-renames", "--no-abbrev", form, f"{base}..HEAD"
+        )
+        return [_commit(row.decode("utf-8", "surrogateescape")) for row in listed.split(b"\1")[1:]]
 
-    def _commit(self, id_: str) -> Commit:
-        raw = self.git("cat-file", "commit", id_)
-        try:
-            header, _, message = raw.decode("utf-8").partition("\n\n")
-        except UnicodeDecodeError:
-            raise OverlayError(
-                f"{self.folder}: commit {id_[:12]}: expected a message in UTF-8, found another encoding: amend it"
-            ) from None
-        rows = header.splitlines()
-        author = next(row for row in rows if row.startswith("author "))
-        name, seconds, _ = author.removeprefix("author ").rsplit(" ", 2)
-        parents = sum(row.startswith("parent ") for row in rows)
-        return Commit(id_, parents, name, int(seconds), message, dict(self._changes(id_)))
-
-    def _changes(self, id_: str) -> Iterator[tuple[str, Change]]:
-        fields = self.git("diff-tree", "-r", "-z", "--root", "--no-commit-id", "--no-renames", id_).split(b"\0")
-        for header, path in zip(fields[::2], fields[1::2], strict=False):
-            _, mode, before, after, kind = header.decode("ascii").split()
-            yield path.decode("utf-8", "surrogateescape"), Change(kind, mode, before, after)
+    def blobs(self) -> dict[str, str]:
+        """The blob ids of the files at HEAD, by path."""
+        listed = self.git("ls-tree", "-r", "-z", "HEAD").decode("utf-8", "surrogateescape").split("\0")
+        return {path: head.split()[2] for head, _, path in (row.partition("\t") for row in listed if row)}
 
     def diff(self, commit: Commit, context: int) -> str:
         """The diff of a commit without what only says where: blob ids, line numbers, the section of a hunk."""
         raw = self.git("diff-tree", "-p", "--no-commit-id", *_DIFF, f"-U{context}", commit.id)
         return re.sub(r"^(?:index .*\n|@@ -[0-9, +]+ @@.*)", "", raw.decode("utf-8", "surrogateescape"), flags=re.M)
 
-    def is_binary(self, commit: Commit) -> bool:
-        """Whether git takes a file that the commit changes for binary."""
-        return b"-\t-\t" in self.git("diff-tree", "-r", "--numstat", "--no-commit-id", "--no-renames", commit.id)
-
     def export(self, commit: Commit, context: int) -> bytes:
         """The commit as a patch: no commit id, its date in UTC, full blob ids, `context` lines around a change."""
-        raw = self.git("cat-file", "commit", commit.id).decode("utf-8")
-        rows = [row for row in raw.partition("\n\n")[0].splitlines() if row.startswith(("tree ", "parent "))]
-        rows.append(f"author {commit.author} {commit.time} +0000")
-        rows.append(f"committer {commit.author} {commit.time} +0000")
+        rows = [f"tree {commit.tree}", f"parent {commit.parent}"]
+        rows += [f"{who} {commit.author} {commit.time} +0000" for who in ("author", "committer")]
         content = "\n".join(rows) + f"\n\n{commit.message}"
-        made = self.git("hash-object", "-t", "commit", "-w", "--stdin", stdin=content.encode("utf-8"))
+        made = self.git(
+            "hash-object", "-t", "commit", "-w", "--stdin", stdin=content.encode("utf-8", "surrogateescape")
+        )
         return self.git(
             "format-patch", "--stdout", "--zero-commit", "-N", "--no-encode-email-headers", *_DIFF,
             f"--signature={SIGNATURE}", f"-U{context}", "-1", made.decode("ascii").strip(),
@@ -231,6 +220,17 @@ class WorkTree:
         """Branches and stashes that have commits which `known` does not have."""
         listed = self.git("for-each-ref", "--format=%(refname)", "refs/heads", "refs/stash").decode("utf-8").split()
         return [ref for ref in listed if self.git("rev-list", "--max-count=1", ref, f"^{known}")]
+
+
+def _commit(row: str) -> Commit:
+    """A commit in what `git log` printed of it: fields, and then a header and a path for each file."""
+    id_, tree, parents, author, time, message, *raw = row.split("\0")
+    listed = [field for field in raw if field.strip("\n")]
+    changes = {}
+    for header, path in zip(listed[::2], listed[1::2], strict=True):
+        _, mode, before, after, kind = header.strip("\n").split()
+        changes[path] = Change(kind, mode, before, after)
+    return Commit(id_, tree, tuple(parents.split()), author, int(time), message, changes)
 
 
 def context(text: str) -> int:

@@ -309,7 +309,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "merge": (merged, ("commit ", "found a merge")),
     "removed": (removed, ("(Remove)", "found src/demo/layers/block.py deleted or renamed")),
     "moved": (moved, ("(Move)", "found src/demo/layers/block.py deleted or renamed")),
-    "binary": (binary, ("(Binary)", "found binary content")),
+    "binary": (binary, ("(Binary)", "expected a change of a text file", "binary")),
     "link": (link, ("(Link)", "found src/demo/core.py made something else")),
     "trailer": (unexplained, ("commit ", "(Do it)", "expected the trailer Applied-Upstream:", "add it")),
     "empty": (
