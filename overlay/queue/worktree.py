@@ -120,7 +120,7 @@ class WorkTree:
         return done[1]
 
     def _run(self, *arguments: str, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
-        place = ("--git-dir", ".git", "--work-tree", ".", *_IDENTITY)
+        place = ("--git-dir", ".git", "--work-tree", ".", "-c", "core.quotePath=false", *_IDENTITY)
         done = git.run(*place, *arguments, folder=self.folder, isolated=True, stdin=stdin)
         return done.returncode, done.stdout, done.stderr
 

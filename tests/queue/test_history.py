@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from overlay.queue import history, lock
 from tests.sample import Sample, git
+from tests.variants import ROOT
 
 
 def committed(sample: Sample, text: str = "Commit") -> None:
@@ -86,6 +88,11 @@ def test_a_branch_is_compared_with_where_it_left(repository: Sample) -> None:
 def test_a_repository_that_git_distrusts(repository: Sample) -> None:
     os.chown(repository.root, 1234, 1234)
     assert "what is committed was not looked at" in repository.overlay("lock", "check").succeeds().stderr
+
+
+def test_no_wheel_of_this_project_has_changed_under_its_revision() -> None:
+    """So that continuous integration sees it, in a clone that has the commits to compare with."""
+    history.check(ROOT / "upstream.lock", lock.read(ROOT / "upstream.lock"))
 
 
 def test_a_lock_of_another_form_says_nothing(repository: Sample, tmp_path: Path) -> None:
