@@ -226,7 +226,9 @@ def _written(folder: Path, before: Mapping[str, bytes], exported: Sequence[Expor
 
 def _listed(text: str, exported: Sequence[Exported], old: Series) -> str:
     """The file `series`: the comments at its top and its end stay there, one above a patch goes with the patch."""
-    known = {patch.file.name for patch in old.patches}
+    known = [patch.file.name for patch in old.patches]
+    if [one.name for one in exported] == known:
+        return text
     head, behind, above = "", "", ""
     rows: dict[str, tuple[str, str]] = {}
     for row in text.splitlines(keepends=True):

@@ -117,6 +117,15 @@ def test_export_without_a_change_changes_no_byte(sample: Sample, release: str) -
     assert kept(sample) == before
 
 
+def test_the_list_of_patches_keeps_its_form(sample: Sample) -> None:
+    listing = sample.root / "patches" / "demo-1.0-1.1" / "series"
+    listing.write_text("\r\n".join(["", "# in this order", *sorted(queue(sample))[:3]]))
+    before = kept(sample)
+    opened(sample)
+    sample.overlay("refresh").succeeds()
+    assert kept(sample) == before
+
+
 def test_a_change_in_one_commit_changes_its_patch_alone(sample: Sample) -> None:
     others = snapshot(sample.root / "patches" / "demo-2.0")
     tree = opened(sample)

@@ -36,11 +36,11 @@ def test_what_is_not_ascii_comes_back(tmp_path: Path) -> None:
     (work.folder / "größe.py").write_text("ä\n")
     author = "Jürgen Müller <j@mail.example>"
     text = message("Größe ändern, und noch viel mehr als das, was in eine Zeile von einer E-Mail paßt")
-    work.git("commit", "--quiet", "--all", "--author", author, "--message", text)
+    work.git("commit", "--quiet", "--all", "--author", author, "--date", "2026-11-01T14:00:00+02:00", "-m", text)
     (commit,) = work.commits(base)
     file = tmp_path / "0001-one.patch"
     file.write_bytes(work.export(commit, 3))
-    assert f"From: {author}\n".encode() in file.read_bytes()
+    assert f"From: {author}\nDate: Sun, 1 Nov 2026 12:00:00 +0000\n".encode() in file.read_bytes()
     (tmp_path / "two").mkdir()
     other = WorkTree.create(tmp_path / "two", {"größe.py": b"a\n"}, "upstream")
     base = other.head()
