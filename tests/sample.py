@@ -36,7 +36,20 @@ PRODUCTS = (
     "plain-3.0+overlay.1-py3-none-any.whl",
 )
 
-VERBS = ("apply", "verify-wheel", "explain", "drift", "lock", "check", "update", "complete")
+VERBS = (
+    "apply",
+    "verify-wheel",
+    "explain",
+    "edit",
+    "refresh",
+    "add-release",
+    "retire",
+    "drift",
+    "lock",
+    "check",
+    "update",
+    "complete",
+)
 """Words of a command line that its options come after."""
 
 _LOCK = """\

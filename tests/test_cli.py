@@ -78,7 +78,9 @@ def test_an_error_is_one_line_and_a_traceback_only_with_debug(sample: Sample) ->
 
 
 def test_a_release_for_tests_is_not_delivered(sample: Sample) -> None:
-    sample.apply("demo==1.1").fails("demo==1.1 is pinned for the tests alone", 'set its use to "deliver"')
+    sample.apply("demo==1.1").fails(
+        "demo==1.1 is pinned for the tests alone", "overlay add-release demo==1.1 --use deliver"
+    )
     sample.apply("demo==9.9").fails(
         "expected one of the pinned releases (demo==1.0, demo==2.0, plain==3.0), found 'demo==9.9'"
     )

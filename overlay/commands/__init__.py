@@ -9,7 +9,19 @@ from importlib import import_module
 
 from overlay import __version__
 
-VERBS = ("apply", "verify_wheel", "explain", "drift", "doctor", "check", "lock")
+VERBS = (
+    "apply",
+    "verify_wheel",
+    "explain",
+    "doctor",
+    "check",
+    "edit",
+    "refresh",
+    "add_release",
+    "retire",
+    "drift",
+    "lock",
+)
 """The modules of this folder, in the order of the help."""
 
 

@@ -2,17 +2,32 @@
 built wheel."""
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from overlay import cache
 from overlay.deliver import archive
 from overlay.deliver.apply import Patched, derive
 from overlay.deliver.wheel import Wheel
 from overlay.errors import OverlayError
 from overlay.progress import say
-from overlay.queue import checkout, images, lock, series, source
-from overlay.queue.lock import Exchanged, Location, Package, Release
+from overlay.queue import checkout, history, images, lock, series, source
+from overlay.queue.history import Committed
+from overlay.queue.lock import Exchanged, Location, Lock, Package, Release
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keeps every other run off the lock and the series beside it, as long as it changes them."""
+    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
+    with cache.locked(f"queue-{name}"):
+        for left in path.resolve().parent.glob(f".{path.name}.overlay-*"):  # of a killed run
+            left.unlink(missing_ok=True)
+        yield
 
 
 def update(path: Path, requirements: Sequence[str] = ()) -> None:
@@ -28,26 +43,53 @@ def update(path: Path, requirements: Sequence[str] = ()) -> None:
     Raises:
         OverlayError: an artefact or a series is not as it must be; the lock is as it was then.
     """
-    pins = lock.read(path)
-    chosen = [pins.find(text)[::2] for text in requirements]
-    changes: dict[Location, Any] = {}
+    with alone(path):
+        pins = lock.read(path)
+        chosen = [pins.find(text)[::2] for text in requirements]
+        found = changes(path, pins, lambda name, release: not chosen or (name, release) in chosen)
+        if found:
+            lock.write(path, found)
+    for where in found:
+        say(f"{path.name}: wrote {lock.key(where)}")
+    if not found:
+        say(f"{path.name} is up to date")
+
+
+def changes(
+    path: Path, pins: Lock, wanted: Callable[[str, Release], bool], patches: Path | None = None
+) -> dict[Location, Any]:
+    """What `update` would write, by its place in the lock.
+
+    Args:
+        path: the lock.
+        pins: what is in it.
+        wanted: whether a release, with the name of its project, is looked at.
+        patches: where the series lie, if not in `patches/` beside the lock.
+
+    Raises:
+        OverlayError: as `update` does.
+    """
+    patches = patches or path.parent / "patches"
+    committed = history.committed(path)
+    found: dict[Location, Any] = {}
     for name, package in pins.packages.items():
         for position, release in enumerate(package.releases):
-            if release.series is None or (chosen and (name, release) not in chosen):
-                continue
-            at: Location = ("packages", name, "releases", position)
-            found = (
-                _delivered(path.parent / "patches", name, package, release)
-                if release.use == "deliver"
-                else _tested(path, name, package, release)
-            )
-            changes |= _changes(at, release.model_dump(by_alias=True), found)
-    if changes:
-        lock.write(path, changes)
-    for where in changes:
-        say(f"{path.name}: wrote {lock.key(where)}")
-    if not changes:
-        say(f"{path.name} is up to date")
+            if release.series is not None and wanted(name, release):
+                at: Location = ("packages", name, "releases", position)
+                known = release.model_dump(by_alias=True)
+                found |= _changes(at, known, derived(patches, name, package, release, committed))
+    return found
+
+
+def derived(
+    patches: Path, name: str, package: Package, release: Release, committed: Committed = MappingProxyType({})
+) -> dict[str, Any]:
+    """What the lock has to say of a release with a series, by key."""
+    return (
+        _delivered(patches, name, package, release, committed)
+        if release.use == "deliver"
+        else _tested(patches, name, package, release)
+    )
 
 
 def _changes(at: Location, known: dict[str, Any], found: dict[str, Any]) -> dict[Location, Any]:
@@ -63,14 +105,17 @@ def _changes(at: Location, known: dict[str, Any], found: dict[str, Any]) -> dict
     return changes
 
 
-def _delivered(patches: Path, name: str, package: Package, release: Release) -> dict[str, Any]:
+def _delivered(patches: Path, name: str, package: Package, release: Release, committed: Committed) -> dict[str, Any]:
+    known = None if release.built is None else release.built.sha256
     if release.revision is None:
         release = release.model_copy(update={"revision": 1})
     built, sha256 = _build(patches, name, package, release)
-    if release.built is not None and release.built.sha256 != sha256:
+    earlier = known or sha256
+    while {earlier, committed.get((name, release.version, release.revision), sha256)} != {sha256}:
         assert release.revision is not None
         release = release.model_copy(update={"revision": release.revision + 1})
         built, sha256 = _build(patches, name, package, release)
+        earlier = sha256
         say(f"{name} {release.version}: the wheel's bytes changed, so its revision rises to {release.revision}")
     return {
         "revision": release.revision,
@@ -87,9 +132,9 @@ def _build(patches: Path, name: str, package: Package, release: Release) -> tupl
     return built, digest.hexdigest()
 
 
-def _tested(path: Path, name: str, package: Package, release: Release) -> dict[str, Any]:
+def _tested(patches: Path, name: str, package: Package, release: Release) -> dict[str, Any]:
     assert release.series is not None
-    made = _images(series.read(path.parent / "patches" / release.series), name, package, release)
+    made = _images(series.read(patches / release.series), name, package, release)
     return {"files": _dumped([image.exchanged for image in made])}
 
 
@@ -108,27 +153,28 @@ def complete(path: Path, folder: Path) -> None:
     Raises:
         OverlayError: it is no checkout of a pinned project, lacks the commit, or no single series fits.
     """
-    pins = lock.read(path)
-    name, package = checkout.project_of(pins, checkout.Checkout.open(folder))
-    if package.commit is None:
-        raise OverlayError(
-            f"{path}: expected a commit pin under packages.{name}, found none: add [packages.{name}.commit] with "
-            "id and verified = false"
+    with alone(path):
+        pins = lock.read(path)
+        name, package = checkout.project_of(pins, checkout.Checkout.open(folder))
+        if package.commit is None:
+            raise OverlayError(
+                f"{path}: expected a commit pin under packages.{name}, found none: add [packages.{name}.commit] with "
+                "id and verified = false"
+            )
+        at = checkout.Checkout.open(folder, package.commit.id)
+        queue, made = checkout.fitting(path.parent / "patches", name, package, at)
+        where: Location = ("packages", name, "commit")
+        files = _dumped([image.exchanged for image in made])
+        lock.write(
+            path,
+            {
+                (*where, "id"): at.commit,
+                (*where, "verified"): True,
+                (*where, "series"): queue.name,
+                (*where, "files"): files,
+            },
         )
-    at = checkout.Checkout.open(folder, package.commit.id)
-    queue, made = checkout.fitting(path.parent / "patches", name, package, at)
-    where: Location = ("packages", name, "commit")
-    files = _dumped([image.exchanged for image in made])
-    lock.write(
-        path,
-        {
-            (*where, "id"): at.commit,
-            (*where, "verified"): True,
-            (*where, "series"): queue.name,
-            (*where, "files"): files,
-        },
-    )
-    say(f"{path.name}: packages.{name}.commit is {at.commit}, verified; {queue.name} fits")
+        say(f"{path.name}: packages.{name}.commit is {at.commit}, verified; {queue.name} fits")
 
 
 def _check_images(queue: series.Series, name: str, package: Package, release: Release) -> None:
@@ -192,5 +238,6 @@ def check(path: Path) -> None:
             if isinstance(release, Release):
                 _check_images(queue, name, package, release)
     for folder in sorted((path.parent / "patches").iterdir()):
-        if folder.is_dir() and folder.name not in used:
+        if folder.is_dir() and folder.name not in used and not folder.name.startswith("."):
             series.read(folder)
+    history.check(path, pins)

@@ -10,7 +10,8 @@ import re
 import shutil
 import tomllib
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -323,8 +324,8 @@ class Lock(_Table):
             for known, package in self.packages.items()
         ):
             raise OverlayError(
-                f'{requirement} is pinned for the tests alone: to deliver it, set its use to "deliver" in '
-                "upstream.lock, give it the series of its range, and run overlay lock update"
+                f"{requirement} is pinned for the tests alone: to deliver it, run overlay add-release {requirement} "
+                "--use deliver"
             )
         listed = ", ".join(f"{known}=={release.version}" for known, _, release in pins)
         raise OverlayError(
@@ -417,9 +418,18 @@ def write(path: Path, changes: Mapping[Location, Any]) -> Lock:
     Raises:
         OverlayError: what would be written is no sound lock.
     """
+    text = edited(read_text(path), changes)
+    lock = parse(text, str(path))
+    with replacement(path, text) as replace:
+        replace()
+    return lock
+
+
+def edited(text: str, changes: Mapping[Location, Any]) -> str:
+    """The text of a lock with other values at the given locations; None removes a key."""
     import tomlkit  # only writers need it
 
-    document = tomlkit.parse(read_text(path))
+    document = tomlkit.parse(text)
     for where, value in changes.items():
         table: Any = document
         for part in where[:-1]:
@@ -432,16 +442,48 @@ def write(path: Path, changes: Mapping[Location, Any]) -> Lock:
             _put(table, where[-1], _inline(value))
         else:
             _put(table, where[-1], value)
-    text = tomlkit.dumps(document)
-    lock = parse(text, str(path))
-    temporary = path.resolve().with_name(f".{path.name}.{os.getpid()}")
+    return tomlkit.dumps(document)
+
+
+@contextmanager
+def replacement(path: Path, text: str) -> Iterator[Callable[[], object]]:
+    """Writes `text` beside the file `path`, and yields what puts it in its place, at once."""
+    temporary = path.resolve().with_name(f".{path.name}.overlay-{os.getpid()}")
     try:
         temporary.write_bytes(text.encode("utf-8"))
         shutil.copymode(path, temporary)
-        temporary.replace(path.resolve())
+        yield lambda: temporary.replace(path.resolve())
     finally:
         temporary.unlink(missing_ok=True)
-    return lock
+
+
+def inserted(text: str, name: str, release: Release) -> str:
+    """The text of a lock with another release of the project `name`, behind the last one with the same `use`, or else
+    behind all. Comments that stand before the next entry stay there."""
+    releases = parse(text).packages[name].releases
+    alike = [position for position, other in enumerate(releases) if other.use == release.use]
+    anchor = line(text, ("packages", name, "releases", (alike or [len(releases) - 1])[-1]))
+    rows = text.split("\n")
+    end = next((number for number in range(anchor, len(rows)) if rows[number].startswith("[")), len(rows))
+    while end > anchor and (not rows[end - 1].strip() or rows[end - 1].startswith("#")):
+        end -= 1
+    return "\n".join([*rows[:end], "", *_entry(name, release), *rows[end:]])
+
+
+def _entry(name: str, release: Release) -> list[str]:
+    """The lines of a release, in the form that the file has."""
+    import tomlkit
+
+    values = release.model_dump(by_alias=True, exclude_none=True)
+    rows = [f"[[packages.{name}.releases]]"]
+    for key_ in ("version", "use", "series", "revision", "wheel", "files", "built"):
+        value = values.get(key_)
+        if isinstance(value, Mapping) and key_ == "wheel":  # by hand elsewhere, with blanks inside the braces
+            rows.append(f"{key_} = {_inline(value).as_string().replace('{', '{ ').replace('}', ' }')}")
+        elif value:
+            item = _inline(value) if isinstance(value, Mapping) else _array(value) if key_ == "files" else value
+            rows += tomlkit.dumps({key_: item}).rstrip("\n").split("\n")
+    return rows
 
 
 def _put(table: Any, name: str | int, value: Any) -> None:

@@ -390,6 +390,41 @@ def apply(patches: Sequence[Patch], pre_images: Mapping[str, bytes]) -> dict[str
         }
 
 
+def failures(patches: Sequence[Patch], pre_images: Mapping[str, bytes]) -> list[str]:
+    """What of `patches` does not fit, a line for each hunk: patch, path, the header of the hunk, its line.
+
+    What fits of a patch is applied before the next one is tried, so a later line may follow from an earlier one.
+    """
+    found = []
+    with tempfile.TemporaryDirectory(prefix="overlay-") as temporary, naming(Path(temporary)):
+        tree = Path(temporary) / "tree"
+        _lay(tree, pre_images)
+        for patch in patches:
+            missing = [path for path in patch.paths if path not in patch.created and not (tree / path).is_file()]
+            found += [f"{patch.file.name}: {path}: there is no such file" for path in missing]
+            others = ["--exclude=" + re.sub(r"([*?[\\])", r"\\\1", path) for path in missing]
+            done = git.run(*_APPLY, "--reject", *others, str(patch.file.resolve()), folder=tree, isolated=True)
+            rejected = _rejected(patch, done.stderr.decode("utf-8", "replace")) if done.returncode else []
+            if done.returncode and not rejected and not missing:
+                said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["git apply failed"]
+                rejected = [f"{patch.file.name}: {said[0].removeprefix('error: ')}"]
+            found += rejected
+    return found
+
+
+def _rejected(patch: Patch, said: str) -> list[str]:
+    """The hunks that `git apply --reject` says it has left out."""
+    found, path = [], ""
+    for row in said.splitlines():
+        if named := re.fullmatch(r"Applying patch (.+) with \d+ rejects?\.\.\.", row):
+            path = named[1]
+        elif numbered := re.fullmatch(r"Rejected hunk #(\d+)\.", row):
+            hunks = [hunk for hunk in patch.hunks if hunk.path == path]
+            hunk = hunks[int(numbered[1]) - 1]
+            found.append(f"{patch.file.name}: {path}: hunk {hunk.header} does not fit near line {hunk.start}")
+    return found
+
+
 _APPLY = ("apply", "--whitespace=nowarn")
 
 

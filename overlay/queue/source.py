@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -289,6 +290,53 @@ def offers(client: "PyPIClient", settings: PipSettings, project: str) -> list[Of
     if not found:
         raise OverlayError(_nowhere(settings, search, f"wheels of {project}", "none"))
     return found
+
+
+def pin(client: "PyPIClient", offer: Offer) -> Artefact:
+    """What the lock would say of a wheel that an index offers; the wheel is in the cache then.
+
+    Raises:
+        OverlayError: it cannot be fetched, or is not what the index says.
+    """
+    if offer.sha256 is not None:
+        kept = cache.folder() / "artefacts" / offer.sha256 / offer.file
+        if kept.is_file():
+            return Artefact(file=offer.file, size=kept.stat().st_size, sha256=offer.sha256)
+    with tempfile.TemporaryDirectory(dir=cache.make(cache.folder() / "artefacts"), prefix="new-") as folder:
+        draft = Path(folder) / offer.file
+        size, sha256 = _save_offer(client, offer, draft)
+        artefact = Artefact(file=offer.file, size=size, sha256=sha256)
+        kept = path(artefact)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        draft.replace(kept)
+    return artefact
+
+
+def _save_offer(client: "PyPIClient", offer: Offer, file: Path) -> tuple[int, str]:
+    """Fetches a wheel of unknown size; gives its size and its sha256."""
+    import httpx2
+
+    say(f"fetching {offer.file}")
+    digest = hashlib.sha256()
+    size = 0
+    try:
+        with client.get_stream(offer.url) as response, file.open("xb") as target:
+            response.raise_for_status()
+            for chunk in response.iter_bytes():
+                size += len(chunk)
+                digest.update(chunk)
+                target.write(chunk)
+    except httpx2.HTTPError as error:
+        raise OverlayError(
+            f"{shown(offer.url)}: expected a wheel, found {size} bytes and then: {reason(error)}: check the network "
+            "and run this again"
+        ) from None
+    if size == 0 or offer.sha256 not in (None, digest.hexdigest()):
+        raise OverlayError(
+            f"{shown(offer.url)}: expected sha256 {offer.sha256}, found {size} bytes with {digest.hexdigest()}: the "
+            "download was cut or is another file, nothing was kept, run this again"
+        )
+    return size, digest.hexdigest()
 
 
 def _sha256(link: "Link") -> str | None:
