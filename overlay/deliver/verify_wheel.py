@@ -57,7 +57,7 @@ def main(lock: Lock, root: Path, file: Path) -> int:
     print(f"{file}: not {made.name} as it is made here, {_ADVICE}:")  # noqa: T201
     found = list(differences(made.members, members))
     if not found and not made.notes:
-        found = ["the members are the same, and so are their headers: there are other bytes beside them, as an extra field or a comment"]
+        found = ["the members are the same: the archive has other bytes beside them, as an extra field or a comment"]
     if len(found) > _LINES:
         found = [*found[:_LINES], f"and {len(found) - _LINES} differences more"]
     if project == OVERLAY and _images(members) == _images(made.members):
