@@ -20,9 +20,12 @@ from overlay.queue.judges import RULES, Verdict
 from overlay.queue.members import Members
 
 LIMIT = 300
-"""Seconds that the process of all judges may take; each of them has a limit of its own (`judges.worker`)."""
+"""Seconds that the process of all judges may take."""
 
-_START = "import sys; sys.path.append(sys.argv[1]); from overlay.queue.judges.worker import main; main()"
+EACH = 10
+"""Seconds that one of them may take."""
+
+_START = "import sys; sys.path.append(sys.argv[1]); from overlay.queue.judges.worker import main; main(int(sys.argv[2]))"
 _KIND = "judged"
 
 Work = tuple[str, str, Mapping[str, bytes]]
@@ -103,7 +106,7 @@ def _said(text: str) -> str:
     top = Path(judges.__file__).parents[3]
     with tempfile.TemporaryDirectory(prefix="overlay-") as folder:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, str(top)],
+            [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, str(top), str(EACH)],
             cwd=folder,
             env={name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ},
             stdin=subprocess.PIPE,

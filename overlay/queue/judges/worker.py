@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 
 from overlay.queue.judges import RULES, CannotJudgeError, Files, State, fusers, layers, models, stand_ins
 
-SECONDS = 10
 MEMORY = 1 << 30
 """Bytes of address space: the interpreter and the largest file take a tenth of it."""
 
@@ -32,20 +31,20 @@ _REFUSED = ("socket.", "subprocess.", "os.exec", "os.fork", "os.posix_spawn", "o
 _CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod", "os.chown")
 
 
-def main() -> None:
-    """Judges what comes on standard input."""
+def main(seconds: int) -> None:
+    """Judges what comes on standard input, each in at most so many seconds."""
     sys.path.pop()  # the folder of this project, which may be one with torch in it
     work: list[tuple[str, str, dict[str, str]]] = json.load(sys.stdin)
     for number, (project, code, contents) in enumerate(work):
         files = {path: text.encode("latin-1") for path, text in contents.items()}
-        print(json.dumps([number, *_forked(project, code, files)]), flush=True)  # noqa: T201
+        print(json.dumps([number, *_forked(project, code, files, seconds)]), flush=True)  # noqa: T201
 
 
-def _forked(project: str, code: str, files: Files) -> tuple[State, str, bool]:
+def _forked(project: str, code: str, files: Files, seconds: int) -> tuple[State, str, bool]:
     source, target = os.pipe()
     child = os.fork()
     if child == 0:
-        _judge_in_fork(project, code, files, target)
+        _judge_in_fork(project, code, files, seconds, target)
     os.close(target)
     with open(source, "rb") as answer:  # noqa: PTH123 - a descriptor
         said = answer.read()
@@ -54,27 +53,27 @@ def _forked(project: str, code: str, files: Files) -> tuple[State, str, bool]:
         state, why = json.loads(said)
         return state, why, True
     if status in (-signal.SIGALRM, -signal.SIGXCPU):
-        return "not judged", f"it took longer than {SECONDS} s", False
+        return "not judged", f"it took longer than {seconds} s", False
     return "not judged", f"its process ended with {status}", False
 
 
-def _judge_in_fork(project: str, code: str, files: Files, target: int) -> NoReturn:
+def _judge_in_fork(project: str, code: str, files: Files, seconds: int, target: int) -> NoReturn:
     try:
         silent = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):
             os.dup2(silent, descriptor)
-        _confine()
+        _confine(seconds)
         state, why = judge(project, code, files)
         os.write(target, json.dumps([state, " ".join(why.split())[:LONGEST]]).encode())
     finally:
         os._exit(1)
 
 
-def _confine() -> None:
+def _confine(seconds: int) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(SECONDS)
+    signal.alarm(seconds)
     for what, limit in (
-        (resource.RLIMIT_CPU, SECONDS),
+        (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_AS, MEMORY),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
