@@ -202,7 +202,7 @@ def survey(
     for offer, content, faults, (fits, reasons) in zip(chosen, contents, judged, fitted, strict=True):
         version = str(offer.version)
         blobs = {path: None if one is None else git.blob_id(one) for path, one in content.items()}
-        in_order = sorted(fits, key=lambda name: not lock.in_range(project, name, version))  # noqa: B023
+        in_order = sorted(fits, key=lambda name: not lock.in_range(project, name, version))
         own = {queue.name: queue for queue in queues if lock.in_range(project, queue.name, version)}
         mended = {fault.code for name in fits if name in own for fault in own[name].faults("wheel")}
         standings.append(

@@ -51,7 +51,9 @@ def complain(surveys: Sequence[Survey]) -> bool:
     if unmended:
         say(f"expected a series for every release with a fault, found none for {'; '.join(unmended)}: make one")
     if undecided:
-        say(f"expected to judge every release, could not judge {'; '.join(undecided)}: --json says why; adapt the judge")
+        say(
+            f"expected to judge every release, could not judge {'; '.join(undecided)}: --json says why; adapt the judge"
+        )
     return bool(unmended or undecided)
 
 
@@ -127,7 +129,13 @@ def _text(survey: Survey, width: int, grouped: bool) -> str:
         if versions
     ]
     notes += [f"left out: {'; '.join(left_out)}"] if left_out else []
-    return "\n".join([survey.project, *_columns([_HEADING, *rows], width), *(line for note in notes for line in _wrapped(note, width))])
+    return "\n".join(
+        [
+            survey.project,
+            *_columns([_HEADING, *rows], width),
+            *(line for note in notes for line in _wrapped(note, width)),
+        ]
+    )
 
 
 def _since(survey: Survey, code: str) -> str:

@@ -25,7 +25,9 @@ LIMIT = 300
 EACH = 10
 """Seconds that one of them may take."""
 
-_START = "import sys; sys.path.append(sys.argv[1]); from overlay.queue.judges.worker import main; main(int(sys.argv[2]))"
+_START = (
+    "import sys; sys.path.append(sys.argv[1]); from overlay.queue.judges.worker import main; main(int(sys.argv[2]))"
+)
 _KIND = "judged"
 
 Work = tuple[str, str, Mapping[str, bytes]]

@@ -1,9 +1,7 @@
-"""The judges: what they say of every pinned release, stock and patched, and that they say nothing they have not seen."""
+"""The judges: what they say of every pinned release, stock and patched; they say nothing that they have not seen."""
 
-import os
 import socket
-import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +13,9 @@ from overlay.queue.judges import RULES, Verdict
 from tests.variants import ROOT
 
 LOCK = lock.read(ROOT / "upstream.lock")
-LAYERS, GENERIC, UTILS = (f"transformers/{name}" for name in ("modeling_layers.py", "utils/generic.py", "modeling_utils.py"))
+LAYERS, GENERIC, UTILS = (
+    f"transformers/{name}" for name in ("modeling_layers.py", "utils/generic.py", "modeling_utils.py")
+)
 FUSER = "transformer_engine/pytorch/ops/fuser.py"
 PINNED = [(name, release.version) for name, package in LOCK.packages.items() for release in package.releases]
 
@@ -36,27 +36,45 @@ def files(project: str, version: str, patched: bool = False) -> Files:
     return found
 
 
-def judge(project: str, contents: Files, *codes: str) -> list[Verdict]:
-    """What the judges say, without a cache; of all faults, if none is named."""
-    asked = codes or tuple(RULES[project])
-    work = [(project, code, {path: contents[path] for path in RULES[project][code].paths}) for code in asked]
+def judged(asked: Sequence[tuple[str, str, Files]]) -> list[Verdict]:
+    """What the judges say of these faults, without a cache."""
+    work = [
+        (project, code, {path: contents[path] for path in RULES[project][code].paths})
+        for project, code, contents in asked
+    ]
     return [verdict for verdict, _ in verdicts.run(work)]
 
 
+@pytest.fixture(scope="module")
+def of_pinned() -> "Pinned":
+    """What the judges say of each pinned release, stock and patched, in one process."""
+    asked = [(*one, patched, code) for one in PINNED for patched in (False, True) for code in RULES[one[0]]]
+    answers = judged([(project, code, files(project, version, patched)) for project, version, patched, code in asked])
+    found: dict[tuple[str, str, bool], dict[str, Verdict]] = {}
+    for (project, version, patched, code), verdict in zip(asked, answers, strict=True):
+        found.setdefault((project, version, patched), {})[code] = verdict
+    return found
+
+
+Pinned = dict[tuple[str, str, bool], dict[str, Verdict]]
+
+
 @pytest.mark.parametrize(("project", "version"), PINNED, ids=[f"{name}-{version}" for name, version in PINNED])
-def test_a_pinned_release_has_the_faults_that_its_series_mends_and_no_other(project: str, version: str) -> None:
+def test_a_pinned_release_has_the_faults_that_its_series_mends_and_no_other(
+    project: str, version: str, of_pinned: Pinned
+) -> None:
     release = LOCK.find(f"{project}=={version}")[2]
     named = series.read(ROOT / "patches" / release.series).faults("wheel") if release.series is not None else ()
-    expected = {code: "not live" for code in RULES[project]} | {fault.code: "live" for fault in named}
-    found = judge(project, files(project, version))
-    assert {code: verdict.state for code, verdict in zip(RULES[project], found, strict=True)} == expected, found
+    expected = dict.fromkeys(RULES[project], "not live") | {fault.code: "live" for fault in named}
+    found = of_pinned[project, version, False]
+    assert {code: verdict.state for code, verdict in found.items()} == expected, found
     assert bool(named) == (release.series is not None)
 
 
 @pytest.mark.parametrize(("project", "version"), PINNED, ids=[f"{name}-{version}" for name, version in PINNED])
-def test_a_patched_release_has_no_fault(project: str, version: str) -> None:
-    found = judge(project, files(project, version, patched=True))
-    assert {verdict.state for verdict in found} == {"not live"}, found
+def test_a_patched_release_has_no_fault(project: str, version: str, of_pinned: Pinned) -> None:
+    found = of_pinned[project, version, True]
+    assert {verdict.state for verdict in found.values()} == {"not live"}, found
 
 
 def changed(contents: Files, path: str, *changes: tuple[str, str]) -> Files:
@@ -72,6 +90,9 @@ ENABLED = "if self.gradient_checkpointing and self.training"
 GRADIENTS = " and torch.is_grad_enabled()"
 CALL = "def __call__(self, *args, **kwargs):\n"
 HELPER = "\nfrom .helpers import helper\n"
+NEXT = "\n\n@auto_docstring\nclass GenericForSequenceClassification"
+"""What stands behind the class of the layers."""
+
 NOTHING = "expected a plain layer to be checkpointed once, found 0 checkpoints"
 NO_STAND_IN = "it uses transformers.helpers.helper, for which there is no stand-in"
 
@@ -82,9 +103,21 @@ PATCHED_LAYERS = [
     ("training-cache", "5.24.0", [(f"{ENABLED}{GRADIENTS}", ENABLED)], "live", "a layer drops use_cache, cache"),
     ("fsdp2-nested", "5.14.1", [("        raise RuntimeError(message)", "        pass")], "live", "is not refused"),
     ("fsdp2-nested", "5.24.0", [('"POST_BACKWARD" in states', "False")], "live", "the layer is sharded, too"),
-    ("forward-replaced", "5.24.0", [("return self.forward(*args", "return type(self).forward(self, *args")], "not judged", "expected the replaced forward (instance) to run"),
+    (
+        "forward-replaced",
+        "5.24.0",
+        [("return self.forward(*args", "return type(self).forward(self, *args")],
+        "not judged",
+        "expected the replaced forward (instance) to run",
+    ),
     # it goes wrong in another way
-    ("fsdp2-nested", "5.14.1", [("raise RuntimeError(message)", 'raise RuntimeError("no")')], "not judged", "RuntimeError: no"),
+    (
+        "fsdp2-nested",
+        "5.14.1",
+        [("raise RuntimeError(message)", 'raise RuntimeError("no")')],
+        "not judged",
+        "RuntimeError: no",
+    ),
     ("fsdp2-gradients", "5.22.2", [(ENABLED, "if False")], "not judged", NOTHING),
 ]
 STOCK_LAYERS = [
@@ -96,129 +129,151 @@ STOCK_LAYERS = [
         ([(CALL, f"{CALL}        raise SystemExit(0)\n")], "SystemExit: 0"),
         ([(CALL, f"{CALL}        return helper(self)\n"), ("\nimport copy\n", f"\nimport copy{HELPER}")], NO_STAND_IN),
         # also where the code goes on without what has no stand-in
-        ([(CALL, f"{CALL}        try:\n            helper(self)\n        except Exception:\n            pass\n"), ("\nimport copy\n", f"\nimport copy{HELPER}")], NO_STAND_IN),
-        ([("class GradientCheckpointingLayer(", "class CheckpointedLayer(")], "expected GradientCheckpointingLayer in transformers.modeling_layers, found none"),
-        ([("class GradientCheckpointingLayer(nn.Module)", "class GradientCheckpointingLayer(Unheard)")], "NameError: name 'Unheard' is not defined"),
+        (
+            [
+                (CALL, f"{CALL}        try:\n            helper(self)\n        except Exception:\n            pass\n"),
+                ("\nimport copy\n", f"\nimport copy{HELPER}"),
+            ],
+            NO_STAND_IN,
+        ),
+        (
+            [("class GradientCheckpointingLayer(", "class CheckpointedLayer(")],
+            "expected GradientCheckpointingLayer in transformers.modeling_layers, found none",
+        ),
+        (
+            [("class GradientCheckpointingLayer(nn.Module)", "class GradientCheckpointingLayer(Unheard)")],
+            "NameError: name 'Unheard' is not defined",
+        ),
         ([("class GradientCheckpointingLayer(", "GradientCheckpointingLayer.__call__ = (")], "found invalid syntax"),
         # what is put on the class behind it counts, too
-        ([("\n\n@auto_docstring\nclass GenericForSequenceClassification", "\n\nGradientCheckpointingLayer.__call__ = nn.Module.__call__\n\n\n@auto_docstring\nclass GenericForSequenceClassification")], NOTHING),
-        ([("\n\n@auto_docstring\nclass GenericForSequenceClassification", f"{HELPER}helper(GradientCheckpointingLayer)\n\n\n@auto_docstring\nclass GenericForSequenceClassification")], NO_STAND_IN),
+        ([(NEXT, f"\n\nGradientCheckpointingLayer.__call__ = nn.Module.__call__\n{NEXT}")], NOTHING),
+        ([(NEXT, f"{HELPER}helper(GradientCheckpointingLayer)\n{NEXT}")], NO_STAND_IN),
     )
-]  # fmt: skip
-LAYERS_CHANGED = [
-    *((patched, *case) for patched, cases in ((True, PATCHED_LAYERS), (False, STOCK_LAYERS)) for case in cases)
+]
+MODELS = [
+    (True, [("                        and torch.is_grad_enabled()\n", "")], "live", "merge_with_config_defaults sets"),
+    (True, [('"use_cache"', '"caching"')], "not judged", "expected one function about use_cache"),
+    (True, [("arg_value = False", "arg_value = arg_value")], "not judged", "to set use_cache to False with gradients"),
+    (True, [("return wrapper", "return None")], "not judged", "TypeError: 'NoneType' object is not callable"),
+]
+ENABLING = [
+    (True, [('version.parse("0.19.3")', 'version.parse("0.19.2")')], "live", "checkpointed non-reentrantly"),
+    (
+        True,
+        [("if not parameter.requires_grad:\n                return True", "if False:\n                return True")],
+        "live",
+        "non-reentrantly",
+    ),
+    (
+        True,
+        [("return reentrant(layer", "return helper(layer")],
+        "not judged",
+        "NameError: name 'helper' is not defined",
+    ),
+    (
+        False,
+        [('"gradient_checkpointing", layer_index', '"checkpointing", layer_index')],
+        "not judged",
+        "to turn checkpointing on",
+    ),
+    (
+        False,
+        [("def gradient_checkpointing_enable(", "def enable(")],
+        "not judged",
+        "expected gradient_checkpointing_enable or activation_checkpointing_enable",
+    ),
+    (False, [("class PreTrainedModel(", "class Model(")], "not judged", "expected one class PreTrainedModel"),
+    (False, [('{"use_reentrant": False}', "{}")], "not judged", "expected one checkpoint with use_reentrant set"),
+]
+GUARD = "if set_output_requires_grad:\n"
+FUSERS = [
+    ([(f"                    {GUARD}", "                    if True:\n")], "live", "MakeExtraOutput, a leaf"),
+    (
+        [(f"        {GUARD}            x.", "        if True:\n            x.")],
+        "live",
+        "Identity, a non-leaf: RuntimeError",
+    ),
+    ([("return forward_func(*args)", "return None")], "not judged", "expected the operation to run once"),
+    ([("return forward_func(*args)", "raise RuntimeError('no')")], "not judged", "RuntimeError: no"),
+    (
+        [("x, fused_op_extra_outputs = op.fuser_forward(", "x, fused_op_extra_outputs = op.run(")],
+        "not judged",
+        "it uses transformer_engine.pytorch.ops.BasicOperation.run",
+    ),
+    ([("class OperationFuser:", "class Fuser:")], "not judged", "expected OperationFuser"),
 ]
 
 
-def said(found: list[Verdict]) -> list[tuple[str, str]]:
-    return [(verdict.state, verdict.why) for verdict in found]
+def hostile(body: str) -> Files:
+    """A fuser that does this when it is made."""
+    head = "import os, socket, subprocess, sys\n\nclass OperationFuser:\n    def __init__(self, ops):\n"
+    return {FUSER: f"{head}        {body}\n".encode()}
+
+
+HOSTILE = [
+    ("os.abort()", "its process ended with -6"),
+    ("os._exit(0)", "its process ended with 0"),
+    ("bytearray(1 << 40)", "MemoryError"),
+    ('print(\'[0, "live", "", true]\', flush=True); sys.exit(0)', "SystemExit: 0"),
+    ("open('made', 'w')", "PermissionError: open is refused here"),
+    ("os.remove(sys.executable)", "PermissionError: os.remove is refused here"),
+    ("subprocess.run(['true'])", "PermissionError: subprocess.Popen is refused here"),
+    ("os.fork()", "PermissionError: os.fork is refused here"),
+    ("pass", "TypeError: 'OperationFuser' object is not callable"),
+]
+
+Case = tuple[str, str, Files, str, str]
+"""A project, a fault, the files, and what the judge must say of them and why."""
+
+
+@cache
+def cases() -> list[Case]:
+    found: list[Case] = []
+    for patched, layers in ((True, PATCHED_LAYERS), (False, STOCK_LAYERS)):
+        for code, version, changes, state, why in layers:
+            contents = changed(files("transformers", version, patched), LAYERS, *changes)
+            found.append(("transformers", code, contents, state, why))
+    for path, code, rows in ((GENERIC, "training-cache", MODELS), (UTILS, "peft-zero3", ENABLING)):
+        for patched, changes, state, why in rows:
+            contents = changed(files("transformers", "5.22.2", patched), path, *changes)
+            found.append(("transformers", code, contents, state, why))
+    for version in ("2.10.0", "2.15.0"):
+        for changes, state, why in FUSERS:
+            contents = changed(files("transformer_engine", version, patched=True), FUSER, *changes)
+            found.append(("transformer_engine", "requires-grad", contents, state, why))
+    return found + [("transformer_engine", "requires-grad", hostile(body), "not judged", why) for body, why in HOSTILE]
+
+
+NUMBER = len(PATCHED_LAYERS) + len(STOCK_LAYERS) + len(MODELS) + len(ENABLING) + 2 * len(FUSERS) + len(HOSTILE)
 
 
 @pytest.fixture(scope="module")
-def of_changed_layers() -> list[Verdict]:
-    """One process judges them all."""
-    work = []
-    for patched, code, version, changes, _, _ in LAYERS_CHANGED:
-        contents = changed(files("transformers", version, patched), LAYERS, *changes)
-        work.append(("transformers", code, {path: contents[path] for path in RULES["transformers"][code].paths}))
-    return [verdict for verdict, _ in verdicts.run(work)]
+def of_cases() -> list[Verdict]:
+    """What the judges say of them, in one process."""
+    return judged([(project, code, contents) for project, code, contents, _, _ in cases()])
 
 
-@pytest.mark.parametrize("number", range(len(LAYERS_CHANGED)))
-def test_changed_layers(number: int, of_changed_layers: list[Verdict]) -> None:
-    state, why = LAYERS_CHANGED[number][4:]
-    found = of_changed_layers[number]
-    assert found.state == state, found
-    assert why in found.why
+@pytest.mark.parametrize("number", range(NUMBER))
+def test_a_changed_release(number: int, of_cases: list[Verdict]) -> None:
+    """A mend that is taken out in part is seen; what goes wrong in another way is never called mended."""
+    assert len(cases()) == NUMBER
+    *_, state, why = cases()[number]
+    assert of_cases[number].state == state, of_cases[number]
+    assert why in of_cases[number].why
 
 
 @pytest.mark.parametrize(
-    ("patched", "changes", "state", "why"),
-    [
-        (True, [(GRADIENTS, ""), ("                        and torch.is_grad_enabled()\n", "")], "live", "merge_with_config_defaults sets"),
-        (True, [('"use_cache"', '"caching"')], "not judged", "expected one function about use_cache"),
-        (True, [("arg_value = False", "arg_value = arg_value")], "not judged", "to set use_cache to False with gradients"),
-        (True, [("return wrapper", "return None")], "not judged", "TypeError: 'NoneType' object is not callable"),
-    ],
-)  # fmt: skip
-def test_changed_models(patched: bool, changes: list[tuple[str, str]], state: str, why: str) -> None:
-    contents = files("transformers", "5.22.2", patched)
-    there = [change for change in changes if change[0] in contents[GENERIC].decode()]
-    (found,) = judge("transformers", changed(contents, GENERIC, *there), "training-cache")
-    assert found.state == state, found
-    assert why in found.why
-
-
-@pytest.mark.parametrize(
-    ("patched", "changes", "state", "why"),
-    [
-        (True, [('version.parse("0.19.3")', 'version.parse("0.19.2")')], "live", "checkpointed non-reentrantly"),
-        (True, [("if not parameter.requires_grad:\n                return True", "if False:\n                return True")], "live", "non-reentrantly"),
-        (True, [("return reentrant(layer", "return helper(layer")], "not judged", "NameError: name 'helper' is not defined"),
-        (False, [('"gradient_checkpointing", layer_index', '"checkpointing", layer_index')], "not judged", "to turn checkpointing on"),
-        (False, [("def gradient_checkpointing_enable(", "def enable("), ("activation_checkpointing_enable(", "enable(")], "not judged", "expected gradient_checkpointing_enable or activation_checkpointing_enable"),
-        (False, [("class PreTrainedModel(", "class Model(")], "not judged", "expected one class PreTrainedModel"),
-        (False, [('{"use_reentrant": False}', "{}")], "not judged", "expected one checkpoint with use_reentrant set"),
-    ],
-)  # fmt: skip
-def test_changed_enabling(patched: bool, changes: list[tuple[str, str]], state: str, why: str) -> None:
-    contents = files("transformers", "5.22.2", patched)
-    there = [change for change in changes if change[0] in contents[UTILS].decode()]
-    (found,) = judge("transformers", changed(contents, UTILS, *there), "peft-zero3")
-    assert found.state == state, found
-    assert why in found.why
-
-
-GUARD = "if set_output_requires_grad:\n"
-
-
-@pytest.mark.parametrize(
-    ("changes", "state", "why"),
-    [
-        ([(f"                    {GUARD}", "                    if True:\n")], "live", "MakeExtraOutput, a leaf"),
-        ([(f"        {GUARD}            x.", "        if True:\n            x.")], "live", "Identity, a non-leaf: RuntimeError"),
-        ([("return forward_func(*args)", "return None")], "not judged", "expected the operation to run once"),
-        ([("return forward_func(*args)", "raise RuntimeError('no')")], "not judged", "RuntimeError: no"),
-        ([("x, fused_op_extra_outputs = op.fuser_forward(", "x, fused_op_extra_outputs = op.run(")], "not judged", "it uses transformer_engine.pytorch.ops.BasicOperation.run"),
-        ([("class OperationFuser:", "class Fuser:")], "not judged", "expected OperationFuser"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("version", ["2.10.0", "2.15.0"])
-def test_changed_fusers(version: str, changes: list[tuple[str, str]], state: str, why: str) -> None:
-    contents = changed(files("transformer_engine", version, patched=True), FUSER, *changes)
-    (found,) = judge("transformer_engine", contents, "requires-grad")
-    assert found.state == state, found
-    assert why in found.why
-
-
-def hostile(body: str) -> Files:
-    return {FUSER: f"import os, socket, subprocess, sys\n\nclass OperationFuser:\n    def __init__(self, ops):\n        {body}\n".encode()}
-
-
-@pytest.mark.parametrize(
-    ("body", "why"),
-    [
-        ("os.abort()", "its process ended with -6"),
-        ("os._exit(0)", "its process ended with 0"),
-        ("bytearray(1 << 40)", "MemoryError"),
-        ("print('[0, \"live\", \"\", true]', flush=True); sys.exit(0)", "SystemExit: 0"),
-        ("open('made', 'w')", "PermissionError: open is refused here"),
-        ("os.remove(sys.executable)", "PermissionError: os.remove is refused here"),
-        ("subprocess.run(['true'])", "PermissionError: subprocess.Popen is refused here"),
-        ("os.fork()", "PermissionError: os.fork is refused here"),
-        ("socket.create_connection(('127.0.0.1', PORT))", "PermissionError: socket.__new__ is refused here"),
-        ("import torch, real_torch", "AttributeError: 'OperationFuser' object"),
-    ],
-)  # fmt: skip
-def test_code_that_does_other_things(body: str, why: str) -> None:
+    ("body", "event"),
+    [("socket.create_connection(('127.0.0.1', PORT))", "getaddrinfo"), ("socket.socket()", "__new__")],
+)
+def test_the_network_is_refused(body: str, event: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
-        text = body.replace("PORT", str(server.getsockname()[1]))
-        (found,) = judge("transformer_engine", hostile(text), "requires-grad")
+        contents = hostile(body.replace("PORT", str(server.getsockname()[1])))
+        (found,) = judged([("transformer_engine", "requires-grad", contents)])
         with pytest.raises(BlockingIOError):
             server.accept()
-    assert found.state == "not judged"
-    assert why in found.why or "is not callable" in found.why, found
+    assert (found.state, found.why) == ("not judged", f"PermissionError: socket.{event} is refused here")
 
 
 def test_one_that_hangs_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +282,9 @@ def test_one_that_hangs_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) 
         ("transformer_engine", "requires-grad", {FUSER: contents[FUSER]})
         for contents in (
             hostile("while True: pass"),
-            hostile("import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\n        while True: pass"),
+            hostile(
+                "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\n        while True: pass"
+            ),
             files("transformer_engine", "2.13.0"),
         )
     ]
@@ -300,7 +357,7 @@ def test_what_may_be_otherwise_next_time_is_not_kept(empty: Path, monkeypatch: p
 
 def test_what_there_is_no_judge_or_no_file_for(empty: Path) -> None:
     (found,) = verdicts.judge("transformers", ["peft-zero3", "unheard"], [{UTILS: None}])
-    assert said(list(found.values())) == [
+    assert [(verdict.state, verdict.why) for verdict in found.values()] == [
         ("not judged", f"there is no {UTILS} in the wheel"),
         ("not judged", "there is no judge of this fault"),
     ]
@@ -317,13 +374,12 @@ def test_every_fault_of_a_series_has_a_judge_that_looks_at_files_of_the_series()
                     assert set(patch.paths) & looked_at, fault.code
 
 
-def test_no_thread_and_no_environment_is_handed_to_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_gets_no_environment_and_an_empty_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "geheim")
-    assert threading.active_count() >= 1
-    (found,) = judge("transformer_engine", hostile("raise ValueError(sorted(os.environ), os.listdir())"), "requires-grad")
+    contents = hostile("raise ValueError(sorted(os.environ), os.listdir())")
+    (found,) = judged([("transformer_engine", "requires-grad", contents)])
     assert "SECRET" not in found.why
     assert found.why.endswith("[])"), found
-    assert os.environ["SECRET"] == "geheim"
 
 
 def test_the_judges_need_nothing_but_the_standard_library_and_this_project() -> None:

@@ -3,6 +3,7 @@
 import __future__
 
 import ast
+import copy
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, ModuleType
@@ -80,14 +81,9 @@ class Module:
             taken[method] = there[method]
             mentioned = {node.attr for node in ast.walk(there[method]) if isinstance(node, ast.Attribute)}
             wanted += sorted((mentioned & there.keys()) - taken.keys() - set(without) - set(wanted))
-        part = ast.ClassDef(
-            name=name,
-            bases=[ast.Name(BASE, ast.Load())],
-            keywords=[],
-            body=[one for one in classes[0].body if one in taken.values()],
-            decorator_list=[],
-            **({"type_params": []} if "type_params" in ast.ClassDef._fields else {}),
-        )
+        part = copy.copy(classes[0])
+        part.bases, part.keywords, part.decorator_list = [ast.Name(BASE, ast.Load())], [], []
+        part.body = [one for one in classes[0].body if one in taken.values()]
         ast.fix_missing_locations(part)
         statements: list[ast.stmt] = [part if one is classes[0] else one for one in self._statements]
         kept = [one for one in statements if one is part or not _is_of_another_part(one, name, taken)]
@@ -123,7 +119,8 @@ class Module:
                     queue += _loaded(statement)
         kept = [_imports(one, names) for one in statements if one in taken]
         tree = ast.Module(body=kept, type_ignores=[])
-        return compile(tree, self.name, "exec", flags=_FLAGS, dont_inherit=True)
+        code: CodeType = compile(tree, self.name, "exec", flags=_FLAGS, dont_inherit=True)
+        return code
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
@@ -182,7 +179,9 @@ def _is_of_another_part(statement: ast.stmt, name: str, parts: Collection[str]) 
     """Whether a statement of a module changes the class `name`, and in it none of `parts`."""
     if name not in _bound(statement):
         return False
-    nodes = [node for node in ast.walk(statement) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    nodes = [
+        node for node in ast.walk(statement) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    ]
     changed = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == name}
     return bool(changed) and not changed & set(parts)
 

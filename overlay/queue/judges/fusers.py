@@ -80,8 +80,8 @@ def _importer() -> Importer:
 
 
 def requires_grad(files: Files) -> Verdict:
-    """Whether the fuser sets `requires_grad` of the caller's own tensors under no_grad: of a non-leaf, which raises, and
-    of a leaf, which stops training."""
+    """Whether the fuser sets `requires_grad` of the caller's own tensors under no_grad: of a non-leaf, which raises,
+    and of a leaf, which stops training."""
     fuser = extract.Module(files[_FILE], f"{_OPS}.ops.fuser").run("OperationFuser", _importer().builtins)
     seen = []
     for extra in (0, 1):
@@ -98,7 +98,11 @@ def requires_grad(files: Files) -> Verdict:
                 seen.append(f"{what}: RuntimeError")
                 continue
             returned = outputs if isinstance(outputs, tuple) else (outputs,)
-            if operation.runs != 1 or len(returned) != 1 + extra or not all(isinstance(one, Tensor) for one in returned):
+            if (
+                operation.runs != 1
+                or len(returned) != 1 + extra
+                or not all(isinstance(one, Tensor) for one in returned)
+            ):
                 raise CannotJudgeError(
                     f"expected the operation to run once and {1 + extra} outputs, found {operation.runs} and "
                     f"{len(returned)}"

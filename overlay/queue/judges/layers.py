@@ -71,7 +71,7 @@ def forward_replaced(files: Files) -> Verdict:
     """Whether a layer whose `forward` was replaced, or whose checkpoint function asks for it, is checkpointed."""
     base = _layer_class(files)
 
-    def run(where: str) -> bool:
+    def run(where: str, hooked: bool) -> bool:
         checkpoint, inside = Checkpoint(), []
 
         def forward(_layer: Any, hidden: Any) -> Any:
@@ -90,6 +90,8 @@ def forward_replaced(files: Files) -> Verdict:
         if where == "instance":
             layer.forward = lambda hidden: forward(layer, hidden)
         _enable(layer, asking if where == "asked" else checkpoint)
+        if hooked:
+            layer.register_forward_pre_hook(lambda *_: None)
         try:
             layer(Tensor(requires_grad=True))
         except AttributeError as error:
@@ -102,7 +104,8 @@ def forward_replaced(files: Files) -> Verdict:
             raise CannotJudgeError(f"expected the replaced forward ({where}) to run, found that it did not")
         return _is_checkpointed(checkpoint, inside)
 
-    run("nowhere")
+    for hooked in (False, True):
+        run("nowhere", hooked)
     failed = [
         text
         for where, text in (
@@ -110,7 +113,7 @@ def forward_replaced(files: Files) -> Verdict:
             ("instance", "replaced on the layer"),
             ("asked", "with a checkpoint function that reads func.func.__self__"),
         )
-        if not run(where)
+        if not (run(where, False) and run(where, True))
     ]
     if failed:
         return Verdict("live", f"a layer is not checkpointed: {', '.join(failed)}")
@@ -200,7 +203,9 @@ def _model_drops(files: Files) -> str:
     module = extract.Module(files[_GENERIC], "transformers.utils.generic")
     names = module.functions("use_cache", "gradient_checkpointing")
     if len(names) != 1:
-        raise CannotJudgeError(f"expected one function about use_cache in {_GENERIC}, found {', '.join(names) or 'none'}")
+        raise CannotJudgeError(
+            f"expected one function about use_cache in {_GENERIC}, found {', '.join(names) or 'none'}"
+        )
     seen: list[Any] = []
 
     def forward(_model: Any, _hidden: Any, use_cache: Any = None, **_keywords: Any) -> Any:

@@ -68,7 +68,8 @@ def _kind(model: Any, enabling: str, chosen: tuple[Any, ...]) -> bool:
     layer._gradient_checkpointing_func(functools.partial(layer.__call__), Tensor(requires_grad=True))
     if len(stand_ins.reentrant) != 1 or len(layer._ran) != 1 or stand_ins.reentrant[0] not in (True, False):
         raise CannotJudgeError(
-            f"expected one checkpoint with use_reentrant set, found {stand_ins.reentrant} and {len(layer._ran)} forwards"
+            f"expected one checkpoint with use_reentrant set, found {stand_ins.reentrant} and "
+            f"{len(layer._ran)} forwards"
         )
     return bool(stand_ins.reentrant[0])
 
@@ -77,9 +78,9 @@ def _install_deepspeed() -> None:
     """Makes this process believe that there is such a DeepSpeed, by whichever way it is asked."""
     sys.modules["deepspeed"] = Module("deepspeed", __version__=_DEEPSPEED)
 
-    def version(name: str) -> str:
-        if name == "deepspeed":
+    def version(distribution_name: str) -> str:
+        if distribution_name == "deepspeed":
             return _DEEPSPEED
-        raise importlib.metadata.PackageNotFoundError(name)
+        raise importlib.metadata.PackageNotFoundError(distribution_name)
 
     importlib.metadata.version = version

@@ -43,7 +43,7 @@ class Unknown:
         miss(vars(self)["_name"])
 
     __call__ = __iter__ = __bool__ = __len__ = __getitem__ = __contains__ = __enter__ = __mro_entries__ = _miss
-    __instancecheck__ = __subclasscheck__ = __or__ = __ror__ = __eq__ = __hash__ = __setattr__ = _miss  # type: ignore[assignment]
+    __instancecheck__ = __subclasscheck__ = __or__ = __ror__ = __eq__ = __hash__ = __setattr__ = _miss
 
     def __getattr__(self, name: str) -> Any:
         self._miss()
@@ -71,7 +71,7 @@ class _State:
 state = _State()
 
 
-class set_grad_enabled(ContextDecorator):  # noqa: N801 - as torch has it
+class set_grad_enabled(ContextDecorator):
     """`torch.set_grad_enabled`, as a context manager or a decorator."""
 
     def __init__(self, mode: bool) -> None:
@@ -242,11 +242,20 @@ class NNModule:
 
 
 _REAL = ModuleType("the names of torch.nn.Module that have no stand-in")
-for _name in ("apply", "children", "named_children", "named_parameters", "buffers", "state_dict", "to", "requires_grad_"):
+for _name in (
+    "apply",
+    "children",
+    "named_children",
+    "named_parameters",
+    "buffers",
+    "state_dict",
+    "to",
+    "requires_grad_",
+):
     setattr(_REAL, _name, None)
 
 
-def _tracing() -> None:
+def _tracing() -> Any:
     return None
 
 
@@ -397,7 +406,7 @@ class Version:
         return hash(self._key)
 
 
-class InvalidVersion(ValueError):  # noqa: N818 - as packaging has it
+class InvalidVersion(ValueError):
     """`packaging.version.InvalidVersion`."""
 
 
@@ -434,9 +443,7 @@ def _torch() -> Mapping[str, Module]:
         "torch.distributed": Module("torch.distributed"),
         "torch.distributed.fsdp": Module("torch.distributed.fsdp", FSDPModule=FSDPModule),
         "packaging": Module("packaging"),
-        "packaging.version": Module(
-            "packaging.version", parse=Version, Version=Version, InvalidVersion=InvalidVersion
-        ),
+        "packaging.version": Module("packaging.version", parse=Version, Version=Version, InvalidVersion=InvalidVersion),
     }
 
 

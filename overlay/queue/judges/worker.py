@@ -10,8 +10,8 @@ processes and writing. That keeps an accident small. It is no sandbox: code that
 """
 
 import contextlib
-import importlib
-import importlib.metadata  # here, so that it is imported once
+import gc
+import importlib.metadata  # here, so that it is imported once  # noqa: F401
 import json
 import os
 import resource
@@ -33,6 +33,7 @@ _CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.sy
 
 def main(seconds: int) -> None:
     """Judges what comes on standard input, each in at most so many seconds."""
+    gc.disable()  # a fork is short; looking for cycles while a large file is parsed takes half of it
     sys.path.pop()  # the folder of this project, which may be one with torch in it
     work: list[tuple[str, str, dict[str, str]]] = json.load(sys.stdin)
     for number, (project, code, contents) in enumerate(work):
@@ -72,14 +73,14 @@ def _judge_in_fork(project: str, code: str, files: Files, seconds: int, target: 
 def _confine(seconds: int) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(seconds)
-    for what, limit in (
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_AS, MEMORY),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
+    for what, limit, hard in (
+        (resource.RLIMIT_CPU, seconds, seconds + 1),  # at the first of the two there is a signal that can be told
+        (resource.RLIMIT_AS, MEMORY, MEMORY),
+        (resource.RLIMIT_FSIZE, 0, 0),
+        (resource.RLIMIT_CORE, 0, 0),
     ):
         with contextlib.suppress(OSError, ValueError):  # macOS has no limit of the address space
-            resource.setrlimit(what, (limit, limit))
+            resource.setrlimit(what, (limit, hard))
     sys.addaudithook(_refuse)
 
 
