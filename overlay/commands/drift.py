@@ -34,6 +34,7 @@ def run(options: argparse.Namespace) -> int:
         options.extra = "picture"
         picture = import_module("overlay.queue.drift_picture")
         options.extra = "queue"
+        picture.check(options.png)
     lock = import_module("overlay.queue.lock").read(top / "upstream.lock")
     surveys = import_module("overlay.queue.drift").look(lock, top, options.name)
     tables = import_module("overlay.queue.drift_tables")

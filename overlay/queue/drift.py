@@ -188,7 +188,7 @@ def survey(
     say(f"{project}: looking at files that no lock names; nothing of them is delivered")
     found: dict[int, members.Members] = {}
     with Progress(project, len(chosen), "releases") as progress:
-        for position, content in _at_once(lambda offer: read(offer, files), chosen):
+        for position, content in at_once(lambda offer: read(offer, files), chosen):
             found[position] = content
             progress.advance(1)
     contents = [found[position] for position in range(len(chosen))]
@@ -222,7 +222,7 @@ def survey(
     return Survey(project, files, tuple(standings), codes, since, yanked, pre_releases)
 
 
-def _at_once(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+def at_once(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
     """Each result with the position of its item, as they come. The first error is raised, and nothing more is begun.
 
     The threads are daemons: whoever interrupts this does not wait for the answers of an index.
@@ -319,13 +319,14 @@ def _try(queues: Sequence[Series], prefix: str, found: members.Members) -> tuple
 
 
 def _since(chosen: Sequence[Offer], judged: Sequence[Verdict]) -> str | None:
-    """The release since which a fault is gone: it and all later ones do not have it, and an earlier one has."""
+    """The release since which a fault is gone: the first that is seen without it after the last that is seen with
+    it."""
     since: str | None = None
     for offer, verdict in zip(reversed(chosen), reversed(judged), strict=True):
+        if verdict.state == "live":
+            return since
         if verdict.state == "not live":
             since = str(offer.version)
-        else:
-            return since if verdict.state == "live" else None
     return None
 
 

@@ -7,8 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from matplotlib import dates
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib import dates as typeless
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -17,6 +16,11 @@ from overlay.queue.drift import Standing, Survey
 
 DOTS = 100
 """Dots an inch: the picture has 14 inches, 1400 pixels, however many releases there are."""
+
+DAY = 24 * 60 * 60
+"""Seconds; matplotlib counts days from the same moment as POSIX does."""
+
+_dates: Any = typeless
 
 # Colours of Okabe and Ito (2008), which people with any colour vision tell apart; the markers differ as well
 _STATES = {
@@ -33,16 +37,17 @@ _STATES = {
 _BANDS = ("#DDDDDD", "#EEEEEE")
 
 
-def write(surveys: Sequence[Survey], file: Path) -> None:
-    """Draws into `file`, as PNG: the whole file or none.
+def check(file: Path) -> None:
+    """Whether a picture can be written there, before the work is done. Raises OverlayError where it cannot."""
+    if not file.parent.is_dir() or file.is_dir():
+        found = f"that {file} is one" if file.is_dir() else f"no folder {file.parent}"
+        raise OverlayError(f"expected a file in a folder that is there, found {found}: name another with --png")
 
-    Raises:
-        OverlayError: there is no such folder.
-    """
-    if not file.parent.is_dir():
-        raise OverlayError(f"expected a folder for {file}, found none: make it, or name another file")
+
+def write(surveys: Sequence[Survey], file: Path) -> None:
+    """Draws into `file`, as PNG: the whole file or none."""
     content = io.BytesIO()
-    FigureCanvasAgg(figure(surveys)).print_png(content)
+    figure(surveys).savefig(content, format="png")
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         draft.write_bytes(content.getvalue())
@@ -60,7 +65,7 @@ def figure(surveys: Sequence[Survey]) -> Figure:
     rows = drawn.subplots(len(surveys), 1, sharex=known, squeeze=False)[:, 0]
     placed = [
         [
-            float(dates.date2num(one.offer.uploaded)) if known and one.offer.uploaded else float(number)
+            one.offer.uploaded.timestamp() / DAY if known and one.offer.uploaded else float(number)
             for number, one in enumerate(survey.standings)
         ]
         for survey in surveys
@@ -72,8 +77,8 @@ def figure(surveys: Sequence[Survey]) -> Figure:
         axes.set_xlim(first - 2 * margin, last + 4 * margin)
         _draw(axes, survey, places, margin)
         if known:
-            axes.xaxis.set_major_locator(dates.MonthLocator())
-            axes.xaxis.set_major_formatter(dates.DateFormatter("%Y-%m"))
+            axes.xaxis.set_major_locator(_dates.MonthLocator())
+            axes.xaxis.set_major_formatter(_dates.DateFormatter("%Y-%m"))
         else:
             axes.set_xticks([])
     rows[-1].set_xlabel("day of the upload" if known else "releases in their order")
@@ -133,7 +138,9 @@ def _draw_bands(axes: Any, survey: Survey, places: Sequence[float], margin: floa
         end = (last + bands[number + 1][1]) / 2 if number + 1 < len(bands) else last + 2.5 * margin
         axes.axvspan(start, end, ymin=0.18, ymax=0.66, color=_BANDS[number % 2], zorder=0, linewidth=0)
         label = text if end - start < 12 * margin else f"series {text}" if text[0].isdigit() else text
-        axes.text((start + end) / 2, 0.03, label, ha="center", va="bottom", fontsize=10 if end - start > 4 * margin else 8)
+        axes.text(
+            (start + end) / 2, 0.03, label, ha="center", va="bottom", fontsize=10 if end - start > 4 * margin else 8
+        )
 
 
 def _band(one: Standing) -> str:
@@ -158,6 +165,6 @@ def _label(axes: Any, survey: Survey, places: Sequence[float], margin: float) ->
             continue
         taken.append(place)
         weight = "bold" if rank(one) < 2 else "normal"
-        axes.text(place, 0.68, one.version, rotation=60, ha="left", va="bottom", rotation_mode="anchor", fontweight=weight)
-
-
+        axes.text(
+            place, 0.68, one.version, rotation=60, ha="left", va="bottom", rotation_mode="anchor", fontweight=weight
+        )

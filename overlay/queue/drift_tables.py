@@ -25,6 +25,8 @@ WIDTH = 100
 _SECTION = re.compile(r"(@@ -\S+ \+\S+ @@).*")
 """The lines of a hunk, and behind them the heading of the section that it stands in, which the tables leave out."""
 
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+
 Form = Literal["text", "all", "markdown", "json"]
 Row = tuple[str, ...]
 
@@ -40,7 +42,7 @@ def table(surveys: Sequence[Survey], form: Form) -> str:
     if form == "markdown":
         return "\n\n".join(map(_markdown, surveys))
     width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
-    return "\n\n".join(_text(survey, width, grouped=form == "text") for survey in surveys)
+    return "\n\n".join(text(survey, width, grouped=form == "text") for survey in surveys)
 
 
 def complain(surveys: Sequence[Survey]) -> bool:
@@ -112,14 +114,15 @@ def _span(first: str, last: str) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def _text(survey: Survey, width: int, grouped: bool) -> str:
+def text(survey: Survey, width: int, grouped: bool) -> str:
+    """The table of one project, in so many columns of characters, and below it what its numbers mean."""
     names = {code: str(number) for number, code in enumerate(survey.faults, 1)}
     groups = _groups(survey, grouped)
     rows = [
         (_versions(group), group[0].uploaded, _blob(group[0]), _fault(group[0], names), _fits(group[0]), _pins(group))
         for group in groups
     ]
-    notes = [f"{names[code]} {code}: {text}{_since(survey, code)}" for code, text in survey.faults.items()]
+    notes = [f"{names[code]} {code}: {said}{_since(survey, code)}" for code, said in survey.faults.items()]
     notes += [
         f"{_versions(group)}: no series fits: {_reason(group[0])}" for group in groups if _fits(group[0]) == "none"
     ]
@@ -157,7 +160,8 @@ def _columns(rows: Sequence[Row], width: int) -> list[str]:
     room = max(width - before_last(), 10)
     lines = []
     for row in rows:
-        first, *more = textwrap.wrap(row[-1], room, break_long_words=False) or [""]
+        whole = ", ".join(pin.replace(" ", _NO_BREAK) for pin in row[-1].split(", "))
+        first, *more = (line.replace(_NO_BREAK, " ") for line in textwrap.wrap(whole, room, break_long_words=False))
         start = "".join(row[column].ljust(sizes[column] + 2) for column in kept[:-1])
         lines += [(start + first).rstrip(), *(" " * before_last() + line for line in more)]
     return lines
