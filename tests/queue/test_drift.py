@@ -5,7 +5,7 @@ import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -510,6 +510,12 @@ EVERY_STATE = {
     "fixed upstream": standing("1.5.0", "not live", fixed=True, day=50),
     "has no known fault": standing("1.6.0", "not live", day=60),
 }
+
+
+def test_a_file_that_the_lock_knows_as_fixed_needs_no_judge() -> None:
+    unknown = EVERY_STATE["cannot be judged"]
+    assert unknown.undecided == ("a-fault",)
+    assert replace(unknown, known=True).undecided == ()
 
 
 def drawn(*standings: drift.Standing) -> tuple[set[str], set[str], dict[str, Any]]:

@@ -9,14 +9,10 @@ import pytest
 
 from overlay.deliver.wheel import Wheel
 from overlay.queue import images, judges, lock, series, source, verdicts
-from overlay.queue.judges import RULES, Verdict
+from overlay.queue.judges import FUSER, GENERIC, LAYERS, MODELS, RULES, Verdict
 from tests.variants import ROOT
 
 LOCK = lock.read(ROOT / "upstream.lock")
-LAYERS, GENERIC, UTILS = (
-    f"transformers/{name}" for name in ("modeling_layers.py", "utils/generic.py", "modeling_utils.py")
-)
-FUSER = "transformer_engine/pytorch/ops/fuser.py"
 PINNED = [(name, release.version) for name, package in LOCK.packages.items() for release in package.releases]
 
 Files = Mapping[str, bytes]
@@ -150,7 +146,7 @@ STOCK_LAYERS = [
         ([(NEXT, f"{HELPER}helper(GradientCheckpointingLayer)\n{NEXT}")], NO_STAND_IN),
     )
 ]
-MODELS = [
+MODEL_CHANGES = [
     (True, [("                        and torch.is_grad_enabled()\n", "")], "live", "merge_with_config_defaults sets"),
     (True, [('"use_cache"', '"caching"')], "not judged", "expected one function about use_cache"),
     (True, [("arg_value = False", "arg_value = arg_value")], "not judged", "to set use_cache to False with gradients"),
@@ -233,7 +229,7 @@ def cases() -> list[Case]:
         for code, version, changes, state, why in layers:
             contents = changed(files("transformers", version, patched), LAYERS, *changes)
             found.append(("transformers", code, contents, state, why))
-    for path, code, rows in ((GENERIC, "training-cache", MODELS), (UTILS, "peft-zero3", ENABLING)):
+    for path, code, rows in ((GENERIC, "training-cache", MODEL_CHANGES), (MODELS, "peft-zero3", ENABLING)):
         for patched, changes, state, why in rows:
             contents = changed(files("transformers", "5.22.2", patched), path, *changes)
             found.append(("transformers", code, contents, state, why))
@@ -244,7 +240,7 @@ def cases() -> list[Case]:
     return found + [("transformer_engine", "requires-grad", hostile(body), "not judged", why) for body, why in HOSTILE]
 
 
-NUMBER = len(PATCHED_LAYERS) + len(STOCK_LAYERS) + len(MODELS) + len(ENABLING) + 2 * len(FUSERS) + len(HOSTILE)
+NUMBER = len(PATCHED_LAYERS) + len(STOCK_LAYERS) + len(MODEL_CHANGES) + len(ENABLING) + 2 * len(FUSERS) + len(HOSTILE)
 
 
 @pytest.fixture(scope="module")
@@ -356,9 +352,9 @@ def test_what_may_be_otherwise_next_time_is_not_kept(empty: Path, monkeypatch: p
 
 
 def test_what_there_is_no_judge_or_no_file_for(empty: Path) -> None:
-    (found,) = verdicts.judge("transformers", ["peft-zero3", "unheard"], [{UTILS: None}])
+    (found,) = verdicts.judge("transformers", ["peft-zero3", "unheard"], [{MODELS: None}])
     assert [(verdict.state, verdict.why) for verdict in found.values()] == [
-        ("not judged", f"there is no {UTILS} in the wheel"),
+        ("not judged", f"there is no {MODELS} in the wheel"),
         ("not judged", "there is no judge of this fault"),
     ]
     (other,) = verdicts.judge("demo", ["unheard"], [{"demo/core.py": b""}])

@@ -35,18 +35,21 @@ class Rule:
     paths: tuple[str, ...]
 
 
-_LAYERS, _GENERIC = "transformers/modeling_layers.py", "transformers/utils/generic.py"
+LAYERS = "transformers/modeling_layers.py"
+GENERIC = "transformers/utils/generic.py"
+MODELS = "transformers/modeling_utils.py"
+FUSER = "transformer_engine/pytorch/ops/fuser.py"
 
 RULES: Mapping[str, Mapping[str, Rule]] = {
     "transformers": {
-        "fsdp2-gradients": Rule("layers.fsdp2_gradients", (_LAYERS,)),
-        "fsdp2-nested": Rule("layers.fsdp2_nested", (_LAYERS,)),
-        "training-cache": Rule("layers.training_cache", (_LAYERS, _GENERIC)),
-        "peft-zero3": Rule("models.peft_zero3", ("transformers/modeling_utils.py",)),
-        "forward-replaced": Rule("layers.forward_replaced", (_LAYERS,)),
+        "fsdp2-gradients": Rule("layers.fsdp2_gradients", (LAYERS,)),
+        "fsdp2-nested": Rule("layers.fsdp2_nested", (LAYERS,)),
+        "training-cache": Rule("layers.training_cache", (LAYERS, GENERIC)),
+        "peft-zero3": Rule("models.peft_zero3", (MODELS,)),
+        "forward-replaced": Rule("layers.forward_replaced", (LAYERS,)),
     },
     "transformer_engine": {
-        "requires-grad": Rule("fusers.requires_grad", ("transformer_engine/pytorch/ops/fuser.py",)),
+        "requires-grad": Rule("fusers.requires_grad", (FUSER,)),
     },
 }
 """The judges, by project and by the code of the fault in the trailers of the patches."""

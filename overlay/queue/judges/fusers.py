@@ -3,10 +3,9 @@
 from types import SimpleNamespace
 from typing import Any
 
-from overlay.queue.judges import CannotJudgeError, Files, Verdict, extract, stand_ins
+from overlay.queue.judges import FUSER, CannotJudgeError, Files, Verdict, extract, stand_ins
 from overlay.queue.judges.stand_ins import Importer, Module, Tensor, miss
 
-_FILE = "transformer_engine/pytorch/ops/fuser.py"
 _OPS = "transformer_engine.pytorch"
 
 
@@ -82,7 +81,7 @@ def _importer() -> Importer:
 def requires_grad(files: Files) -> Verdict:
     """Whether the fuser sets `requires_grad` of the caller's own tensors under no_grad: of a non-leaf, which raises,
     and of a leaf, which stops training."""
-    fuser = extract.Module(files[_FILE], f"{_OPS}.ops.fuser").run("OperationFuser", _importer().builtins)
+    fuser = extract.Module(files[FUSER], f"{_OPS}.ops.fuser").run("OperationFuser", _importer().builtins)
     seen = []
     for extra in (0, 1):
         for is_leaf in (False, True):

@@ -4,17 +4,16 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from overlay.queue.judges import CannotJudgeError, Files, Verdict, extract, stand_ins
+from overlay.queue.judges import GENERIC, LAYERS, CannotJudgeError, Files, Verdict, extract, stand_ins
 from overlay.queue.judges.stand_ins import Checkpoint, FSDPState, Importer, NNModule, Tensor
 
-_LAYERS, _GENERIC = "transformers/modeling_layers.py", "transformers/utils/generic.py"
 _CLASS = "GradientCheckpointingLayer"
 _CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
 """What releases have called the cache of a layer."""
 
 
 def _layer_class(files: Files) -> Any:
-    return extract.Module(files[_LAYERS], "transformers.modeling_layers").run(_CLASS, Importer().builtins)
+    return extract.Module(files[LAYERS], "transformers.modeling_layers").run(_CLASS, Importer().builtins)
 
 
 def _subclass(base: Any, forward: Callable[..., Any]) -> Any:
@@ -200,11 +199,11 @@ def _layer_drops(files: Files) -> str:
 
 
 def _model_drops(files: Files) -> str:
-    module = extract.Module(files[_GENERIC], "transformers.utils.generic")
+    module = extract.Module(files[GENERIC], "transformers.utils.generic")
     names = module.functions("use_cache", "gradient_checkpointing")
     if len(names) != 1:
         raise CannotJudgeError(
-            f"expected one function about use_cache in {_GENERIC}, found {', '.join(names) or 'none'}"
+            f"expected one function about use_cache in {GENERIC}, found {', '.join(names) or 'none'}"
         )
     seen: list[Any] = []
 

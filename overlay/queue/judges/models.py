@@ -5,10 +5,9 @@ import importlib.metadata
 import sys
 from typing import Any
 
-from overlay.queue.judges import CannotJudgeError, Files, Verdict, extract, stand_ins
+from overlay.queue.judges import MODELS, CannotJudgeError, Files, Verdict, extract, stand_ins
 from overlay.queue.judges.stand_ins import Importer, Module, NNModule, Parameter, Tensor
 
-_FILE = "transformers/modeling_utils.py"
 _ENABLING = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 _DEEPSPEED = "0.19.2"
 """The last one with the fault."""
@@ -29,7 +28,7 @@ def peft_zero3(files: Files) -> Verdict:
     cannot recompute it in a non-reentrant one."""
     _install_deepspeed()
     layers = Module("transformers.modeling_layers", GradientCheckpointingLayer=_Layer)
-    source = extract.Module(files[_FILE], "transformers.modeling_utils")
+    source = extract.Module(files[MODELS], "transformers.modeling_utils")
     base = source.run_methods(
         "PreTrainedModel", _ENABLING, ("enable_input_require_grads",), Importer(layers).builtins, NNModule
     )
