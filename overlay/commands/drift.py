@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     lock = import_module("overlay.queue.lock").read(top / "upstream.lock")
     surveys = import_module("overlay.queue.drift").look(lock, top, options.name)
     tables = import_module("overlay.queue.drift_tables")
+    print(tables.table(surveys, options.form), flush=True)  # noqa: T201
     if picture is not None:
         picture.write(surveys, options.png)
-    print(tables.table(surveys, options.form), flush=True)  # noqa: T201
     return int(tables.complain(surveys))

@@ -89,6 +89,7 @@ HELPER = "\nfrom .helpers import helper\n"
 NEXT = "\n\n@auto_docstring\nclass GenericForSequenceClassification"
 """What stands behind the class of the layers."""
 
+LAST = "GradientCheckpointingLayer.__call__ = nn.Module.__call__"
 NOTHING = "expected a plain layer to be checkpointed once, found 0 checkpoints"
 NO_STAND_IN = "it uses transformers.helpers.helper, for which there is no stand-in"
 
@@ -142,7 +143,8 @@ STOCK_LAYERS = [
         ),
         ([("class GradientCheckpointingLayer(", "GradientCheckpointingLayer.__call__ = (")], "found invalid syntax"),
         # what is put on the class behind it counts, too
-        ([(NEXT, f"\n\nGradientCheckpointingLayer.__call__ = nn.Module.__call__\n{NEXT}")], NOTHING),
+        ([(NEXT, f"\n\n{LAST}\n{NEXT}")], NOTHING),
+        ([(NEXT, f"\n\ndef put():\n    {LAST}\n\n\nput()\n{NEXT}")], NOTHING),
         ([(NEXT, f"{HELPER}helper(GradientCheckpointingLayer)\n{NEXT}")], NO_STAND_IN),
     )
 ]

@@ -5,7 +5,7 @@ import __future__
 import ast
 import copy
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -105,19 +105,11 @@ class Module:
                 binding.setdefault(name, []).append(statement)
         if wanted not in binding:
             raise CannotJudgeError(f"expected {wanted} in {self.name}, found none")
-        names: set[str] = set()
-        taken: list[ast.stmt] = [one for one in statements if _is_about(one, wanted)]
-        queue = [wanted, *(name for one in taken for name in _loaded(one))]
-        while queue:
-            name = queue.pop()
-            if name in names:
-                continue
-            names.add(name)
-            for statement in binding.get(name, ()):
-                if statement not in taken:
-                    taken.append(statement)
-                    queue += _loaded(statement)
-        kept = [_imports(one, names) for one in statements if one in taken]
+        calls = [one for one in statements if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
+        about = [one for one in calls if wanted in _closure(_loaded(one), binding)]  # they may change what it is
+        names = _closure([wanted, *(name for one in about for name in _loaded(one))], binding)
+        taken = {id(one) for one in about} | {id(one) for name in names for one in binding.get(name, ())}
+        kept = [_imports(one, names) for one in statements if id(one) in taken]
         tree = ast.Module(body=kept, type_ignores=[])
         code: CodeType = compile(tree, self.name, "exec", flags=_FLAGS, dont_inherit=True)
         return code
@@ -170,9 +162,16 @@ def _loaded(node: ast.AST) -> Iterator[str]:
                     yield from _loaded(inner)
 
 
-def _is_about(statement: ast.stmt, name: str) -> bool:
-    """Whether a statement of a module calls something with `name`: it may change what that is."""
-    return isinstance(statement, ast.Expr) and name in _loaded(statement)
+def _closure(names: Iterable[str], binding: Mapping[str, Sequence[ast.stmt]]) -> set[str]:
+    """The names, and those that are read where they get their values, and so on."""
+    found: set[str] = set()
+    queue = list(names)
+    while queue:
+        name = queue.pop()
+        if name not in found:
+            found.add(name)
+            queue += [read for statement in binding.get(name, ()) for read in _loaded(statement)]
+    return found
 
 
 def _is_of_another_part(statement: ast.stmt, name: str, parts: Collection[str]) -> bool:
