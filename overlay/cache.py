@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import get_native_id
 
 from overlay.errors import OverlayError
 from overlay.progress import say
@@ -44,6 +45,20 @@ def make(path: Path) -> Path:
             "make it writable, or set XDG_CACHE_HOME to a folder that is"
         ) from error
     return path
+
+
+def write(path: Path, text: str) -> None:
+    """Writes the whole file or none, and makes its folder. Another thread or process may write it at the same time.
+
+    Raises:
+        OverlayError: the folder cannot be made.
+    """
+    draft = make(path.parent) / f"{path.name}.{os.getpid()}.{get_native_id()}"
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 @contextmanager

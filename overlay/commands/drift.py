@@ -2,23 +2,43 @@
 
 import argparse
 from importlib import import_module
+from pathlib import Path
 
 from overlay.commands.arguments import Verbs, checkout, root
 
 
 def add(verbs: Verbs) -> None:
     """Adds the verb."""
-    parser = verbs.add_parser("drift", parents=[checkout()], help="say for each release on the index which series fits")
+    parser = verbs.add_parser(
+        "drift",
+        parents=[checkout()],
+        help="say of each release on the index whether it has a fault, and which series fits",
+        description="Says of each release on the package index whether it has a fault, and which series fits. Exits 1 "
+        "where a release has a fault that no series mends, or where that cannot be told.",
+    )
     parser.add_argument("name", nargs="?", metavar="NAME", help="a pinned project (default: all)")
     forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--all", dest="form", action="store_const", const="all", help="a row for each release")
     forms.add_argument("--json", dest="form", action="store_const", const="json", help="everything, for a program")
     forms.add_argument(
         "--markdown", dest="form", action="store_const", const="markdown", help="the tables as README.md has them"
     )
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw them into this file")
     parser.set_defaults(command=run, parser=parser, form="text")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
     top = root(options)
+    picture = None
+    if options.png is not None:
+        options.extra = "picture"
+        picture = import_module("overlay.queue.drift_picture")
+        options.extra = "queue"
+        picture.check(options.png)
     lock = import_module("overlay.queue.lock").read(top / "upstream.lock")
-    print(import_module("overlay.queue.drift").report(lock, top, options.name, options.form))  # noqa: T201
+    surveys = import_module("overlay.queue.drift").look(lock, top, options.name)
+    tables = import_module("overlay.queue.drift_tables")
+    print(tables.table(surveys, options.form), flush=True)  # noqa: T201
+    if picture is not None:
+        picture.write(surveys, options.png)
+    return int(tables.complain(surveys))

@@ -1,23 +1,24 @@
-"""Which series fits each release that upstream has made since: `overlay drift`.
+"""Which releases on an index have a fault, and which series fits them: `overlay drift`.
 
-Only the files that the series touch are looked at, in wheels that no lock names; nothing of them is delivered. Releases
+Only the files that the series touch are looked at, in wheels that no lock names; nothing of them is delivered. Whether
+a fault is there is shown by running a few lines of these files in a process apart (`overlay.queue.judges`). Releases
 that are yanked (PEP 592) and pre-releases (PEP 440) are left out.
 """
 
-import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from overlay.errors import OverlayError
 from overlay.progress import Progress, say
-from overlay.queue import git, images, lock, members, series
+from overlay.queue import git, images, kept, lock, members, series, verdicts
+from overlay.queue.judges import Verdict
 from overlay.queue.lock import Lock, Package
 from overlay.queue.series import Series
 from overlay.queue.source import Offer, PipSettings, offers
@@ -25,16 +26,13 @@ from overlay.queue.source import Offer, PipSettings, offers
 FIRST = {"transformers": "5.0", "transformer_engine": "2.10"}
 """The first release that is looked at, where not all of them are."""
 
-START, END = "<!-- releases-table -->", "<!-- /releases-table -->"
-"""Between them README.md has the tables."""
+CONNECTIONS = 8
+"""Wheels that are read at the same time."""
 
-ABBREVIATED = 10
-"""Digits of a blob id in the tables."""
+_KIND = "fits"
 
-_SECTION = re.compile(r"(@@ -\S+ \+\S+ @@).*")
-"""The lines of a hunk, and behind them the heading of the section that it stands in, which the tables leave out."""
-
-Form = Literal["text", "markdown", "json"]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -42,16 +40,19 @@ class Standing:
     """How one release of `project` stands to the queue.
 
     `blobs` are git's ids of the files that the series touch, by path in the wheel, None where it has no such file.
-    `fits` are the series that apply, those of its range first; `reasons` says why each other one does not. `fixed` is
-    the release in which upstream took the change in, if that is not later than this one; `known` says whether the lock
-    names this content as fixed.
+    `faults` are the verdicts, by the code of the fault. `fits` are the series that apply, those of its range first;
+    `reasons` says why each other one does not; `mended` are the faults that the series of its range mends. `fixed` is
+    the release since which upstream has none of the faults any more, if that is not later than this one; `known` says
+    whether the lock names this content as fixed.
     """
 
     project: str
     offer: Offer
     blobs: Mapping[str, str | None]
+    faults: Mapping[str, Verdict]
     fits: tuple[str, ...]
     reasons: Mapping[str, str]
+    mended: frozenset[str]
     fixed: str | None
     known: bool
     pin: lock.Release | None
@@ -67,26 +68,40 @@ class Standing:
         return "" if self.offer.uploaded is None else self.offer.uploaded.date().isoformat()
 
     @property
-    def blob(self) -> str:
-        """The blob id of the first file, abbreviated."""
-        found = next(iter(self.blobs.values()), None)
-        return "none" if found is None else found[:ABBREVIATED]
+    def blob(self) -> str | None:
+        """The blob id of the first file."""
+        return next(iter(self.blobs.values()), None)
+
+    def codes(self, state: str) -> tuple[str, ...]:
+        """The faults of which the judges say this."""
+        return tuple(code for code, verdict in self.faults.items() if verdict.state == state)
 
     @property
-    def outcome(self) -> str:
-        """The series of its range, if it fits; or since when upstream has the change; or none, with a series that
-        applies though the release is not in its range, or with the reason why the nearest does not apply."""
-        if self.fits and lock.in_range(self.project, self.fits[0], self.version):
-            return self.fits[0]
-        if self.fixed is not None:
-            return f"fixed upstream in {self.fixed}"
+    def series(self) -> str | None:
+        """The series of its range, if it fits."""
+        found = self.fits[0] if self.fits else None
+        return found if found is not None and lock.in_range(self.project, found, self.version) else None
+
+    @property
+    def unmended(self) -> tuple[str, ...]:
+        """The faults that it has and that no series of its range mends."""
+        return tuple(code for code in self.codes("live") if code not in self.mended)
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """The faults that nobody can tell of: not judged, not mended by a series, and no file that the lock knows."""
+        return () if self.known else tuple(code for code in self.codes("not judged") if code not in self.mended)
+
+    @property
+    def reason(self) -> str:
+        """Why no series fits: that one applies outside of its range, or why the nearest does not apply."""
         if self.fits:
-            return f"none ({self.fits[0]} applies)"
+            return f"{self.fits[0]} applies, but is not for this release"
         if not self.reasons:
-            return "none"
+            return "there is none"
         names = sorted(self.reasons, key=_first)
         nearest = [names[0], *(name for name in names if _first(name) <= self.offer.version)][-1]
-        return "none: " + _SECTION.sub(r"\1", self.reasons[nearest])
+        return self.reasons[nearest]
 
     @property
     def pinned(self) -> str:
@@ -99,28 +114,25 @@ class Standing:
 
 @dataclass(frozen=True)
 class Survey:
-    """The releases of one project, oldest first, with the files that are looked at; and which were left out."""
+    """The releases of one project, oldest first, with the files that are looked at; which were left out; and the
+    faults by code, each with what its user sees and the release since which upstream has it no more."""
 
     project: str
     files: tuple[str, ...]
     standings: tuple[Standing, ...]
+    faults: Mapping[str, str]
+    fixed: Mapping[str, str]
     yanked: tuple[str, ...]
     pre_releases: tuple[str, ...]
 
-    @property
-    def heading(self) -> tuple[str, ...]:
-        """What stands above the columns of its table."""
-        return (self.project, "released", Path(self.files[0]).name if self.files else "file", "series", "pinned")
 
-
-def report(pins: Lock, root: Path, name: str | None, form: Form) -> str:
-    """The table of one project, or of all that are pinned.
+def look(pins: Lock, root: Path, name: str | None) -> list[Survey]:
+    """The releases of one project, or of all that are pinned.
 
     Args:
         pins: the lock.
         root: where `patches/` lies.
         name: the project, as the index or the lock spells it.
-        form: for a person, for README.md, or for a program.
 
     Raises:
         OverlayError: there is no such project, a series is not sound, or a release cannot be looked at.
@@ -133,7 +145,7 @@ def report(pins: Lock, root: Path, name: str | None, form: Form) -> str:
     queues = {project: series.of(root / "patches", project) for project in projects}
     settings = PipSettings.read()
     with settings.client() as client:
-        surveys = [
+        return [
             survey(
                 project,
                 pins.packages[project],
@@ -143,7 +155,6 @@ def report(pins: Lock, root: Path, name: str | None, form: Form) -> str:
             )
             for project in projects
         ]
-    return {"text": text, "markdown": markdown, "json": as_json}[form](surveys)
 
 
 def survey(
@@ -160,7 +171,7 @@ def survey(
         package: its pins.
         queues: its series.
         offered: the wheels on the index.
-        read: the members of a wheel.
+        read: the members of a wheel; called in several threads.
 
     Raises:
         OverlayError: a wheel cannot be read.
@@ -174,33 +185,78 @@ def survey(
         )
     touched = [path for queue in queues for path in queue.paths("wheel") if path.startswith(package.prefix)]
     files = tuple(path.removeprefix(package.prefix) for path in dict.fromkeys(touched))
-    pinned = {pin.version: pin for pin in package.releases}
-    judged: dict[tuple[str | None, ...], tuple[Sequence[str], Mapping[str, str]]] = {}
-    standings = []
     say(f"{project}: looking at files that no lock names; nothing of them is delivered")
+    found: dict[int, members.Members] = {}
     with Progress(project, len(chosen), "releases") as progress:
-        for offer in chosen:
-            found = read(offer, files)
-            blobs = {path: None if content is None else git.blob_id(content) for path, content in found.items()}
-            same = tuple(blobs.values())
-            if same not in judged:
-                judged[same] = _judge(queues, package.prefix, found)
-            version = str(offer.version)
-            fits = sorted(judged[same][0], key=lambda name: not lock.in_range(project, name, version))
-            standings.append(
-                Standing(
-                    project,
-                    offer,
-                    blobs,
-                    tuple(fits),
-                    judged[same][1],
-                    _fixed(queues, offer.version),
-                    _known(package, version, blobs),
-                    pinned.get(version),
-                )
-            )
+        for position, content in at_once(lambda offer: read(offer, files), chosen):
+            found[position] = content
             progress.advance(1)
-    return Survey(project, files, tuple(standings), yanked, pre_releases)
+    contents = [found[position] for position in range(len(chosen))]
+    codes = {fault.code: fault.text for queue in reversed(queues) for fault in queue.faults("wheel")}
+    codes = {fault.code: codes[fault.code] for queue in queues for fault in queue.faults("wheel")}
+    judged = verdicts.judge(project, tuple(codes), contents)
+    fitted = _fitted(queues, package.prefix, contents)
+    since = {code: fixed for code in codes if (fixed := _since(chosen, [one[code] for one in judged])) is not None}
+    pinned = {pin.version: pin for pin in package.releases}
+    standings = []
+    for offer, content, faults, (fits, reasons) in zip(chosen, contents, judged, fitted, strict=True):
+        version = str(offer.version)
+        blobs = {path: None if one is None else git.blob_id(one) for path, one in content.items()}
+        in_order = sorted(fits, key=lambda name: not lock.in_range(project, name, version))
+        own = {queue.name: queue for queue in queues if lock.in_range(project, queue.name, version)}
+        mended = {fault.code for name in fits if name in own for fault in own[name].faults("wheel")}
+        standings.append(
+            Standing(
+                project,
+                offer,
+                blobs,
+                faults,
+                tuple(in_order),
+                reasons,
+                frozenset(mended),
+                _fixed(queues, offer.version, faults, since),
+                _known(package, version, blobs),
+                pinned.get(version),
+            )
+        )
+    return Survey(project, files, tuple(standings), codes, since, yanked, pre_releases)
+
+
+def at_once(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+    """Each result with the position of its item, as they come. The first error is raised, and nothing more is begun.
+
+    The threads are daemons: whoever interrupts this does not wait for the answers of an index.
+    """
+    waiting: SimpleQueue[tuple[int, Item]] = SimpleQueue()
+    done: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
+    for numbered in enumerate(items):
+        waiting.put(numbered)
+
+    def work() -> None:
+        while True:
+            try:
+                position, item = waiting.get_nowait()
+            except Empty:
+                return
+            try:
+                done.put((position, function(item), None))
+            except BaseException as error:
+                done.put((position, None, error))
+
+    for _ in range(min(CONNECTIONS, len(items))):
+        Thread(target=work, daemon=True).start()
+    try:
+        for _ in items:
+            position, result, error = done.get()
+            if error is not None:
+                raise error
+            yield position, result
+    finally:
+        while not waiting.empty():
+            try:
+                waiting.get_nowait()
+            except Empty:
+                break
 
 
 def _releases(offered: Iterable[Offer], first: Version) -> tuple[list[Offer], tuple[str, ...], tuple[str, ...]]:
@@ -226,7 +282,30 @@ def _releases(offered: Iterable[Offer], first: Version) -> tuple[list[Offer], tu
     return chosen, tuple(yanked), tuple(pre_releases)
 
 
-def _judge(queues: Sequence[Series], prefix: str, found: members.Members) -> tuple[Sequence[str], Mapping[str, str]]:
+def _fitted(
+    queues: Sequence[Series], prefix: str, contents: Sequence[members.Members]
+) -> list[tuple[Sequence[str], Mapping[str, str]]]:
+    """For each release, which series fit it, and why each other does not. Equal files are tried once, ever: the cache
+    keeps the answers by the content of the files, of the series and of the code that tries."""
+    code = [Path(str(module.__file__)) for module in (images, series, git)]
+    tried = [file for queue in queues for file in (queue.folder / "series", *(patch.file for patch in queue.patches))]
+    made_from = [kept.content_of(code), [queue.name for queue in queues], kept.content_of(tried), prefix]
+    answers: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {}
+    found = []
+    for content in contents:
+        blobs = {path: None if one is None else git.blob_id(one) for path, one in content.items()}
+        key = kept.key(*made_from, blobs)
+        if key not in answers:
+            known = kept.find(_KIND, key)
+            if known is None:
+                known = _try(queues, prefix, content)
+                kept.keep(_KIND, key, known)
+            answers[key] = (known[0], known[1])
+        found.append(answers[key])
+    return found
+
+
+def _try(queues: Sequence[Series], prefix: str, found: members.Members) -> tuple[Sequence[str], Mapping[str, str]]:
     """Which series fit these files, and why each other does not."""
 
     def content(path: str) -> bytes:
@@ -239,10 +318,31 @@ def _judge(queues: Sequence[Series], prefix: str, found: members.Members) -> tup
     return [queue.name for queue, _ in fits], reasons
 
 
-def _fixed(queues: Sequence[Series], version: Version) -> str | None:
-    """The release in which upstream took in the change of a patch, if it is not later than `version`."""
-    applied = {patch.trailers["Applied-Upstream"] for queue in queues for patch in queue.patches} - {"no"}
-    return next((release for release in sorted(applied, key=Version) if Version(release) <= version), None)
+def _since(chosen: Sequence[Offer], judged: Sequence[Verdict]) -> str | None:
+    """The release since which a fault is gone: the first that is seen without it after the last that is seen with
+    it."""
+    since: str | None = None
+    for offer, verdict in zip(reversed(chosen), reversed(judged), strict=True):
+        if verdict.state == "live":
+            return since
+        if verdict.state == "not live":
+            since = str(offer.version)
+    return None
+
+
+def _fixed(
+    queues: Sequence[Series], version: Version, faults: Mapping[str, Verdict], since: Mapping[str, str]
+) -> str | None:
+    """The release since which upstream has none of the faults, if it is not later than `version`.
+
+    What the judges have seen decides. Where they could judge nothing, it is what the trailers say (Applied-Upstream).
+    """
+    states = {verdict.state for verdict in faults.values()}
+    if states <= {"not judged"}:
+        applied = {patch.trailers["Applied-Upstream"] for queue in queues for patch in queue.patches} - {"no"}
+        return next((release for release in sorted(applied, key=Version) if Version(release) <= version), None)
+    gone = [since[code] for code in faults if code in since and Version(since[code]) <= version]
+    return max(gone, key=Version) if gone and states == {"not live"} else None
 
 
 def _known(package: Package, version: str, blobs: Mapping[str, str | None]) -> bool:
@@ -260,76 +360,3 @@ def _known(package: Package, version: str, blobs: Mapping[str, str | None]) -> b
 def _first(name: str) -> Version:
     """The first release in the range of a series."""
     return Version(name.split("-")[1])
-
-
-def text(surveys: Sequence[Survey]) -> str:
-    """One row a release, for a person."""
-    blocks = []
-    for survey in surveys:
-        rows = [survey.heading]
-        rows += [(one.version, one.uploaded, one.blob, one.outcome, one.pinned) for one in survey.standings]
-        order = (0, 1, 2, 4, 3)  # the longest comes last
-        widths = [max(len(row[column]) for row in rows) for column in range(len(survey.heading))]
-        lines = ["  ".join(row[column].ljust(widths[column]) for column in order).rstrip() for row in rows]
-        left_out = [
-            f"{', '.join(versions)} ({why})"
-            for versions, why in ((survey.yanked, "yanked"), (survey.pre_releases, "pre-releases"))
-            if versions
-        ]
-        blocks.append("\n".join([*lines, *([f"left out: {'; '.join(left_out)}"] if left_out else [])]))
-    return "\n\n".join(blocks)
-
-
-def markdown(surveys: Sequence[Survey]) -> str:
-    """As README.md has it: one row for consecutive releases with the same file and outcome."""
-    blocks = []
-    for survey in surveys:
-        name, released, file, *rest = survey.heading
-        lines = [f"| {' | '.join((name, released, f'`{file}`', *rest))} |", "|---|---|---|---|---|"]
-        for (blob, outcome), grouped in groupby(survey.standings, key=lambda one: (one.blob, one.outcome)):
-            group = list(grouped)
-            days = [one.uploaded for one in group if one.uploaded]
-            pins = [
-                one.pinned if len(group) == 1 else f"{one.version} {one.pinned}" for one in group if one.pinned != "no"
-            ]
-            versions = _span(group[0].version, group[-1].version)
-            cells = (
-                versions,
-                _span(min(days), max(days)) if days else "",
-                f"`{blob}`",
-                outcome,
-                ", ".join(pins) or "no",
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
-
-
-def _span(first: str, last: str) -> str:
-    return first if first == last else f"{first} to {last}"
-
-
-def as_json(surveys: Sequence[Survey]) -> str:
-    """Everything, for a program."""
-    return json.dumps({survey.project: _plain(survey) for survey in surveys}, indent=2)
-
-
-def _plain(survey: Survey) -> dict[str, Any]:
-    return {
-        "releases": [
-            {
-                "version": one.version,
-                "uploaded": None if one.offer.uploaded is None else one.offer.uploaded.isoformat(),
-                "wheel": {"file": one.offer.file, "sha256": one.offer.sha256},
-                "blobs": one.blobs,
-                "fits": one.fits,
-                "reasons": one.reasons,
-                "fixed-upstream": one.fixed,
-                "known-fixed": one.known,
-                "pinned": None if one.pin is None else {"use": one.pin.use, "revision": one.pin.revision},
-            }
-            for one in survey.standings
-        ],
-        "yanked": survey.yanked,
-        "pre-releases": survey.pre_releases,
-    }

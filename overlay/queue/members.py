@@ -8,7 +8,6 @@ is checked where a whole wheel comes; a range is checked against nothing but the
 import hashlib
 import io
 import json
-import os
 import struct
 import tempfile
 import zlib
@@ -88,12 +87,7 @@ def _keep(place: Path, members: Members) -> None:
             for path, content in members.items()
         }
     )
-    draft = cache.make(place.parent) / f"{place.name}.{os.getpid()}"
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(place)
-    finally:
-        draft.unlink(missing_ok=True)
+    cache.write(place, text)
 
 
 def _fetch(client: "PyPIClient", offer: Offer, paths: Sequence[str]) -> Members:

@@ -304,8 +304,8 @@ class _Problem:
         fits, reasons = images.fits(queues, pinned.prefix, package.read, "overlay")
         if fits:
             return f"the patches in {fits[0][0].folder} apply to these files all the same: git apply them by hand"
-        why = f" ({next(iter(reasons.values())).partition(': hunk ')[0]})" if len(reasons) == 1 else ""
-        return f"no series applies{why}, use the files of a pinned release"
+        said = {reason.partition(": hunk ")[0] for reason in reasons.values()}
+        return f"no series applies{f' ({said.pop()})' if len(said) == 1 else ''}, use the files of a pinned release"
 
     def _shown(self) -> str:
         return self.package.project if self.package.folder == Path() else str(self.package.folder)

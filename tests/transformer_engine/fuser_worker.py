@@ -31,7 +31,7 @@ def restored(context: Any) -> tuple[Tensor, ...]:
 
 
 def unfused(name: str) -> Callable[..., list[Any]]:
-    """What 2.12 imports from `ops.fused` by name; later releases register it with the fuser."""
+    """What releases up to 2.12 import from `ops.fused` by name; later ones register it with the fuser."""
     if not name.startswith("fuse_"):
         raise AttributeError(name)
     return lambda operations, *_: operations

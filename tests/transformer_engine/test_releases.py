@@ -5,8 +5,8 @@ import pytest
 from tests.transformer_engine.releases import DELIVERED, MENDED, PACKAGE
 
 
-def test_every_release_from_2_13_to_the_fix_is_delivered() -> None:
-    assert {"2.13.0", "2.14.0", "2.14.1", "2.15.0"} <= set(DELIVERED)
+def test_every_release_from_2_10_to_the_fix_is_delivered() -> None:
+    assert {"2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.0", "2.14.1", "2.15.0"} == set(DELIVERED)
     assert MENDED not in DELIVERED
 
 
