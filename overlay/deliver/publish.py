@@ -1,5 +1,5 @@
-"""What `overlay apply` built goes to a folder that a web server or a bucket serves: added to what is there, and an index
-that can be installed from at every moment.
+"""What `overlay apply` built goes to a folder that a server or a bucket has: added to what is there, and an index that
+can be installed from at every moment.
 
 The folder may be a mount point, and may hold what is not this project's, so it is not replaced as a whole
 (`overlay.deliver.output`): files come first, then the pages that name them, each by a rename. A page is HTML (PEP 503),
