@@ -18,7 +18,7 @@ from overlay.deliver import index, publish
 from overlay.queue import lock
 from tests.deliver import servers
 from tests.deliver.servers import Index
-from tests.sample import PRODUCTS, PROJECT, Done, Sample, copy, digest, overlay_wheel_in, snapshot
+from tests.sample import PRODUCTS, PROJECT, Done, Sample, archive, copy, digest, members, overlay_wheel_in, snapshot
 
 FIRST = "demo-1.0+overlay.1-py3-none-any.whl"
 assert FIRST in PRODUCTS
@@ -393,7 +393,7 @@ def upload(sample: Sample, place: Index, source: Path, password: str = servers.P
 
 
 def test_to_a_server(built: Sample, server: Index, tmp_path: Path) -> None:
-    """A wrong password; then one release, then the rest, then nothing; then another file under an old name."""
+    """A wrong password; then one release, then the rest, then nothing."""
     refused = upload(built, server, built.folder / "dist-1.0", "a wrong one")
     refused.fails(server.uploads.partition("://")[2].partition("/")[0])
     assert "a wrong one" not in refused.stdout + refused.stderr
@@ -408,6 +408,17 @@ def test_to_a_server(built: Sample, server: Index, tmp_path: Path) -> None:
         line = by(installer, again.stdout.splitlines())
         assert server.pages in line
         assert install(built, line, tmp_path / installer) == "1.0+overlay.1"
+
+
+def test_a_server_that_takes_another_file_is_not_given_one(built: Sample, tmp_path: Path) -> None:
+    """A volatile index of devpi, where somebody has uploaded a file under our name."""
+    other = tmp_path / FIRST
+    other.write_bytes(archive(members("demo", "1.0+overlay.1")))
+    with servers.devpi(tmp_path) as place:
+        known = {"TWINE_USERNAME": servers.USER, "TWINE_PASSWORD": servers.PASSWORD}
+        twine = [sys.executable, "-P", "-m", "twine", "upload", "--repository-url", place.uploads, str(other)]
+        subprocess.run(twine, env=built.environment() | known, check=True, capture_output=True)
+        upload(built, place, built.out).fails(f"expected {FIRST}", digest(other.read_bytes()), "never changes")
 
 
 def test_a_server_with_another_file_is_refused(built: Sample, tmp_path: Path) -> None:

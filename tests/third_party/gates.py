@@ -57,7 +57,7 @@ class Reader:
         parsed = {
             path: ast.parse(text)
             for path, text in sources.items()
-            if any(word in text for word in (*self.said, *self.calls))
+            if any(word.partition("'")[0] in text for word in (*self.said, *self.calls))
         }
         constants = {
             target.id: node.value
@@ -152,8 +152,10 @@ def _at_least(arguments: Sequence[ast.expr], words: Mapping[str, ast.expr]) -> t
     return (">" if isinstance(equality, ast.Constant) and equality.value is False else ">=", arguments[0])
 
 
+_METADATA = ("importlib.metadata.", "metadata.", "importlib_metadata.")
+
 TRANSFORMERS = Reader(
-    said=("transformers.__version__", "version('transformers')", "importlib.metadata.version('transformers')"),
+    said=("transformers.__version__", *(f"{module}version('transformers')" for module in ("", *_METADATA))),
     calls={
         "compare_versions": _of("transformers", None),
         "_is_package_version_at_least": _of("transformers", ">="),
@@ -161,7 +163,17 @@ TRANSFORMERS = Reader(
     },
 )
 TRANSFORMER_ENGINE = Reader(
-    said=("get_te_version()", "TE_VERSION", "te.__version__", "version('transformer-engine')"),
+    said=(
+        "get_te_version()",
+        "TE_VERSION",
+        "te.__version__",
+        "transformer_engine.__version__",
+        *(
+            f"{module}version('{name}')"
+            for module in ("", *_METADATA)
+            for name in ("transformer-engine", "transformer_engine")
+        ),
+    ),
     calls={"is_te_min_version": _at_least},
 )
 

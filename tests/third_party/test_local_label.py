@@ -153,6 +153,12 @@ def test_gates_decide_as_on_stock(found: Mapping[str, tuple[list[gates.Gate], li
     assert len(read) == GATES[name]
 
 
+@pytest.mark.parametrize("name", ["accelerate", "peft", "trl", "transformers"])
+def test_these_do_not_look_at_transformer_engine(name: str) -> None:
+    folder = installed(OLD) / name if name == "transformers" else package(name)
+    assert gates.TRANSFORMER_ENGINE.read(gates.sources(folder)) == ([], [])
+
+
 @pytest.mark.parametrize("name", ["accelerate", "peft", "trl"])
 def test_requirements_of_the_libraries_are_met(name: str) -> None:
     """What `pip check` looks at."""
