@@ -57,7 +57,8 @@ class Wheels:
 
 
 def wheels(lock: Lock, folder: Path) -> Wheels:
-    """The wheels in `folder`, each with the sha256 that `lock` names; that of the overlay wheel is in constraints.txt.
+    """The wheels in `folder`, in the order of `lock`, each with the sha256 that it names; that of the overlay wheel is in
+    constraints.txt.
 
     Raises:
         OverlayError: there is none, or one is not what `overlay apply` writes.
@@ -81,7 +82,8 @@ def wheels(lock: Lock, folder: Path) -> Wheels:
             raise OverlayError(f"{file}: expected sha256 {expected}, found {found}: run scripts/apply.sh again")
         metadata = metadata_of(Wheel.read(content, file.name).members)
         products.append(index.Product(project, version, file.name, found, metadata))
-    return Wheels(folder, sorted(products, key=lambda product: product.project == OVERLAY))
+    order = [*built, *(product.file for product in products if product.project == OVERLAY)]
+    return Wheels(folder, sorted(products, key=lambda product: order.index(product.file)))
 
 
 def _overlay_wheel(file: Path) -> tuple[str, str, str]:
