@@ -143,10 +143,10 @@ class _Page(HTMLParser):
             self.notes.append(f"    <meta {_attributes(known)}>\n    ")
         if tag == "a":
             self.links.append(Link(known, ""))
-        self._open = tag == "a"
+            self._open = True
 
     def handle_endtag(self, tag: str) -> None:
-        self._open = False
+        self._open = self._open and tag != "a"
 
     def handle_data(self, data: str) -> None:
         if self._open:

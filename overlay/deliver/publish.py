@@ -57,7 +57,7 @@ class Wheels:
 
 
 def wheels(lock: Lock, folder: Path) -> Wheels:
-    """The wheels in `folder`, in the order of `lock`, each with the sha256 that it names; that of the overlay wheel is in
+    """The wheels in `folder`, in the order of `lock`, each with the sha256 that it names, or, for the overlay wheel,
     constraints.txt.
 
     Raises:

@@ -115,7 +115,7 @@ def test_what_was_there_stays(built: Sample, tmp_path: Path) -> None:
     for name, text in others.items():
         (folder / name).write_text(text)
     (folder / "simple" / "index.html").write_text(
-        "<HTML><body><A HREF='/simple/other/' rel=internal>Other&amp;</A><a href='Demo/'>Demo</a></body></HTML>"
+        "<HTML><body><A HREF='/simple/other/' rel=internal><b>Other</b>&amp;</A><a href='Demo/'>Demo</a></body></HTML>"
     )
     (folder / "simple" / "demo" / "index.html").write_text(
         "<html><head><meta name='pypi:repository-version' content='1.1'>"
