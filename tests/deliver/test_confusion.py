@@ -272,6 +272,14 @@ def test_an_upgrade_leaves_what_is_patched(setting: Setting, tmp_path: Path) -> 
         assert place.found() == left
 
 
+def test_what_needs_it_comes_after_it(setting: Setting, tmp_path: Path) -> None:
+    """The whole block: the patched wheel by its hash, then everything else by the constraints."""
+    place = Place(setting, tmp_path / "place", "higher")
+    place.shell(blocks("shell", "> pins.txt"))
+    assert place.found() == "patched"
+    assert list(place.folder.glob(".venv/lib/python*/site-packages/reader-1.0.dist-info"))
+
+
 def test_uv_takes_another_index_where_the_first_has_nothing(setting: Setting, tmp_path: Path) -> None:
     """And with a strategy that is pip's."""
     empty = Place(setting, tmp_path / "empty", "higher")
