@@ -38,6 +38,7 @@ PRODUCTS = (
 
 VERBS = (
     "apply",
+    "publish",
     "verify-wheel",
     "explain",
     "edit",
@@ -488,6 +489,7 @@ def _forked(arguments: Sequence[str], where: Path, environment: Mapping[str, str
     for name in (
         "deliver.apply",
         "deliver.index",
+        "deliver.publish",
         "deliver.relock",
         "deliver.sbom",
         "deliver.tree",

@@ -42,7 +42,10 @@ PROGRAMS = [
     for program in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
 ]
 
-READ_BY_TESTS: dict[str, tuple[str, ...]] = {"scaling.md": ("py",)}
+READ_BY_TESTS: dict[str, tuple[str, ...]] = {
+    "publishing.md": ("shell", "toml", "dockerfile"),
+    "scaling.md": ("py",),
+}
 """Blocks of other languages in the pages of docs/, which tests of their own take from there and run."""
 
 CHECKOUT_RELEASE = "5.22.2"

@@ -11,6 +11,7 @@ from overlay import __version__
 
 VERBS = (
     "apply",
+    "publish",
     "verify_wheel",
     "explain",
     "doctor",

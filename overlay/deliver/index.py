@@ -2,16 +2,20 @@
 core metadata)."""
 
 import hashlib
+import html
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from email.parser import HeaderParser
+from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 from packaging.utils import canonicalize_name
 from simple_repository.model import File, Meta, ProjectDetail, ProjectList, ProjectListElement
 from simple_repository.serializer import SerializerHtmlV1
+
+from overlay.errors import OverlayError
 
 API_VERSION = "1.0"
 
@@ -33,19 +37,31 @@ class Product:
 
 
 def write(folder: Path, products: Iterable[Product]) -> None:
-    """Writes `simple/` into `folder`, where the wheels and their `.metadata` files lie.
+    """Writes `simple/` into `folder`, where the wheels and their `.metadata` files lie."""
+    for path, page in pages(products).items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(page, encoding="utf-8")
+
+
+ROOT = "simple/index.html"
+"""The page that lists the projects."""
+
+
+def pages(products: Iterable[Product]) -> dict[str, str]:
+    """The pages over `products`, by their path in the folder where the wheels lie: those of projects, then the list of
+    projects.
 
     Links are relative, so that any web server, bucket or `file:` address serves it; `+` is escaped, because some
     object stores take it for a space.
     """
-    pages: dict[str, list[Product]] = {}
+    listed: dict[str, list[Product]] = {}
     for product in products:
-        pages.setdefault(canonicalize_name(product.project), []).append(product)
-    html = SerializerHtmlV1()
+        listed.setdefault(canonicalize_name(product.project), []).append(product)
+    serializer = SerializerHtmlV1()
     meta = Meta(API_VERSION)
-    projects = ProjectList(meta, frozenset(ProjectListElement(name) for name in pages))
-    _write(folder / "simple" / "index.html", _sorted(html.serialize_project_list(projects)))
-    for name, listed in pages.items():
+    written = {}
+    for name, group in listed.items():
         files = tuple(
             File(
                 filename=product.file,
@@ -54,20 +70,118 @@ def write(folder: Path, products: Iterable[Product]) -> None:
                 requires_python=HeaderParser().parsestr(product.metadata.decode("utf-8")).get("Requires-Python"),
                 dist_info_metadata={"sha256": product.metadata_sha256},
             )
-            for product in listed
+            for product in group
         )
-        _write(folder / "simple" / name / "index.html", html.serialize_project_page(ProjectDetail(meta, name, files)))
+        written[f"simple/{name}/index.html"] = serializer.serialize_project_page(ProjectDetail(meta, name, files))
+    projects = ProjectList(meta, frozenset(ProjectListElement(name) for name in listed))
+    return written | {ROOT: _sorted(serializer.serialize_project_list(projects))}
 
 
 def _sorted(page: str) -> str:
     """The page with its links in order: the serialiser takes a set, whose order differs from run to run."""
-    links = sorted(re.findall(r"^<a .*\n", page, re.MULTILINE))
-    return re.sub(r"^<a .*\n", lambda _: links.pop(0), page, flags=re.MULTILINE)
+    links = sorted(_LINK.findall(page))
+    return _LINK.sub(lambda _: links.pop(0), page)
 
 
-def _write(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+_LINK = re.compile(r"^<a .*\n", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link of a page, with all its attributes."""
+
+    attributes: Mapping[str, str | None]
+    text: str
+
+    @property
+    def href(self) -> str:
+        """Where it leads, as it stands there."""
+        return self.attributes.get("href") or ""
+
+    @property
+    def name(self) -> str:
+        """The last part of the path that it leads to: a file, or a project."""
+        return unquote(urlsplit(self.href).path.rstrip("/").rpartition("/")[2])
+
+    @property
+    def hash(self) -> tuple[str, str] | None:
+        """The name of a hash function and the digest, from the fragment (PEP 503)."""
+        function, equals, digest = urlsplit(self.href).fragment.partition("&")[0].partition("=")
+        return (
+            (function.lower(), digest.lower()) if equals and function.lower() in hashlib.algorithms_guaranteed else None
+        )
+
+    def html(self) -> str:
+        """A line of a page."""
+        return f"<a {_attributes(self.attributes)}>{html.escape(self.text, quote=False)}</a><br/>\n"
+
+
+def _attributes(attributes: Mapping[str, str | None]) -> str:
+    return " ".join(name if value is None else f'{name}="{html.escape(value)}"' for name, value in attributes.items())
+
+
+class _Page(HTMLParser):
+    """The links of a page, and what its head says to installers (as PEP 708 does), but for the version of the API."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[Link] = []
+        self.notes: list[str] = []
+        self._open = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "base":
+            raise OverlayError(
+                "expected a page of an index whose links are relative to it, found <base>: take it out, or use another "
+                "folder"
+            )
+        known = dict(attrs)
+        name = known.get("name") or ""
+        if tag == "meta" and name.startswith("pypi:") and name != "pypi:repository-version":
+            self.notes.append(f"    <meta {_attributes(known)}>\n    ")
+        if tag == "a":
+            self.links.append(Link(known, ""))
+            self._open = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = self._open and tag != "a"
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.links[-1] = replace(self.links[-1], text=self.links[-1].text + data)
+
+
+def links(page: str) -> list[Link]:
+    """The links of a page, whoever wrote it. Raises OverlayError where they are not relative to the page."""
+    return [link for link in _Page(page).links if link.name]
+
+
+def merged(old: str, new: str, name: Callable[[str], str] = str) -> str:
+    """The page `new` with everything that `old` links to as well, in the order of their names.
+
+    Where both link to the same, it is the link of `new`, with what else the old one said (that it is yanked: PEP 592).
+
+    Args:
+        old: a page, whoever wrote it, or nothing.
+        new: a page of `pages`.
+        name: the form in which names are compared.
+
+    Raises:
+        OverlayError: the links of `old` are not relative to it.
+    """
+    before = _Page(old)
+    kept = {name(link.name): link for link in before.links}
+    ours = {name(link.name): link for link in links(new)}
+    joined = [link for link in before.links if link.name and name(link.name) not in ours]
+    for key, link in ours.items():
+        said = kept[key].attributes if key in kept else {}
+        joined.append(replace(link, attributes={**link.attributes, **said, **link.attributes}))
+    lines = sorted({link.html() for link in joined}, key=lambda line: (links(line)[0].name, line))
+    bare = _LINK.sub("", new).replace("<title>", "".join(before.notes).lstrip() + "<title>", 1)
+    start, _, end = bare.partition("</body>")
+    return f"{start}{''.join(lines)}</body>{end}"
 
 
 def constraints(products: Sequence[Product], head: str) -> str:

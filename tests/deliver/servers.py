@@ -1,0 +1,143 @@
+"""Real servers of packages, each a process of its own on the loopback interface, and what installs from them."""
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from overlay import environments
+
+USER, PASSWORD = "somebody", "a secret of the tests"
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(command: Sequence[object], port: int, log: Path) -> Iterator[str]:
+    """A server's process; gives its address as soon as it answers, and leaves nothing running."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            list(map(str, command)), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            assert process.poll() is None, log.read_text("utf-8", "replace")
+            assert time.monotonic() < deadline, log.read_text("utf-8", "replace")
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextlib.contextmanager
+def static(folder: Path, scratch: Path) -> Iterator[str]:
+    """Python's own file server."""
+    port = free_port()
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", folder, str(port)]
+    with running(command, port, scratch / "http.log") as address:
+        yield address
+
+
+NGINX = """\
+daemon off;
+master_process off;
+pid {scratch}/nginx.pid;
+error_log stderr;
+events {{}}
+http {{
+  access_log off;
+  client_body_temp_path {scratch}/body;
+  proxy_temp_path {scratch}/proxy;
+  fastcgi_temp_path {scratch}/fastcgi;
+  uwsgi_temp_path {scratch}/uwsgi;
+  scgi_temp_path {scratch}/scgi;
+  types {{ text/html html; }}
+  server {{ listen 127.0.0.1:{port}; root {folder}; }}
+}}
+"""
+
+
+@contextlib.contextmanager
+def nginx(folder: Path, scratch: Path) -> Iterator[str]:
+    """nginx with a configuration of its own, in the foreground."""
+    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        pytest.skip("nginx is not on PATH")
+    port, configuration = free_port(), scratch / "nginx.conf"
+    configuration.write_text(NGINX.format(scratch=scratch, port=port, folder=folder), "utf-8")
+    with running([program, "-c", configuration, "-e", "stderr"], port, scratch / "nginx.log") as address:
+        yield address
+
+
+@dataclass(frozen=True)
+class Index:
+    """A server that takes uploads."""
+
+    uploads: str
+    pages: str
+
+
+@contextlib.contextmanager
+def pypiserver(scratch: Path, *more: str) -> Iterator[Index]:
+    """pypiserver, of which uploads ask for a password; with `more` options."""
+    packages, passwords, port = scratch / "packages", scratch / "htpasswd", free_port()
+    packages.mkdir()
+    hashed = base64.b64encode(hashlib.sha1(PASSWORD.encode(), usedforsecurity=False).digest()).decode()
+    passwords.write_text(f"{USER}:{{SHA}}{hashed}\n", "utf-8")
+    program = environments.python("indexes").with_name("pypi-server")
+    options = ["-i", "127.0.0.1", "-p", str(port), "--disable-fallback", "-a", "update", "-P", passwords, *more]
+    with running([program, "run", *options, packages], port, scratch / "pypiserver.log") as address:
+        yield Index(f"{address}/", f"{address}/simple/")
+
+
+@contextlib.contextmanager
+def devpi(scratch: Path) -> Iterator[Index]:
+    """devpi-server, with one user and one index that knows no other."""
+    programs, port = environments.python("indexes").parent, free_port()
+    storage = ["--serverdir", str(scratch / "devpi")]
+    subprocess.run(
+        [programs / "devpi-init", *storage, "--no-root-pypi", "--root-passwd", PASSWORD],
+        check=True,
+        capture_output=True,
+    )
+    options = ["--host", "127.0.0.1", "--port", str(port)]
+    options += ["--argon2-memory-cost=8", "--argon2-parallelism=1", "--argon2-time-cost=1"]  # else ten seconds
+    with running([programs / "devpi-server", *storage, *options], port, scratch / "devpi.log") as address:
+        ask(f"{address}/{USER}", "PUT", {"password": PASSWORD})
+        token = ask(f"{address}/+login", "POST", {"user": USER, "password": PASSWORD})["result"]["password"]  # type: ignore[index]
+        known = base64.b64encode(f"{USER}:{token}".encode()).decode()
+        ask(f"{address}/{USER}/packages", "PUT", {"type": "stage", "bases": [], "volatile": True}, known)
+        yield Index(f"{address}/{USER}/packages/", f"{address}/{USER}/packages/+simple/")
+
+
+def ask(address: str, method: str, body: Mapping[str, object], known: str = "") -> dict[str, object]:
+    """What devpi answers."""
+    headers = {"Content-Type": "application/json", "Accept": "application/json"} | (
+        {"X-Devpi-Auth": known} if known else {}
+    )
+    request = urllib.request.Request(address, json.dumps(body).encode(), headers, method=method)  # noqa: S310
+    with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+        answer: dict[str, object] = json.load(response)
+    return answer
