@@ -44,6 +44,7 @@ VERBS = (
     "refresh",
     "add-release",
     "retire",
+    "pr",
     "drift",
     "lock",
     "check",

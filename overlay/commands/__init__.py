@@ -19,6 +19,7 @@ VERBS = (
     "refresh",
     "add_release",
     "retire",
+    "pr",
     "drift",
     "lock",
 )
