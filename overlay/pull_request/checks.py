@@ -8,11 +8,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.pull_request import own
+from overlay.queue.checkout import Checkout
 from overlay.queue.lock import Package
 
 LIMIT = 900
@@ -21,8 +22,8 @@ LIMIT = 900
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check said. `passed` is None where it was not run; `command` is how to run it, in the work tree; `hint` is
-    for the user alone, and in no pull request."""
+    """What a check said. `passed` is None where it says nothing of the branch; `command` is how to run it, in the work
+    tree; `hint` is for the user alone, and in no pull request."""
 
     what: str
     passed: bool | None
@@ -31,7 +32,11 @@ class Outcome:
     hint: str = ""
 
     def __str__(self) -> str:
-        return f"{self.what}: {'not run: ' if self.passed is None else ''}{self.said}"
+        return f"{self.what}: {self.said}"
+
+
+def _not_run(what: str, why: str, command: str, hint: str = "") -> Outcome:
+    return Outcome(what, None, f"not run: {why}", command, hint)
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ def formatted(project: str, tree: Path, paths: Sequence[str], interpreter: str) 
     """
     formatter = FORMATTERS.get(project)
     if formatter is None:
-        return Outcome("formatter", None, f"none is known for {project}", "")
+        return _not_run("formatter", f"none is known for {project}", "")
     config = tree / formatter.config
     found = re.search(formatter.pin, config.read_text("utf-8", "replace")) if config.is_file() else None
     pinned, *given = found.groups() if found else ("",)
@@ -130,7 +135,7 @@ def formatted(project: str, tree: Path, paths: Sequence[str], interpreter: str) 
     program, version = _program(formatter.name, interpreter, tree)
     if not program:
         hint = f"neither {interpreter} nor PATH has {formatter.name}: name a Python that has it with --python"
-        return Outcome("formatter", None, f"{formatter.name} was not there", command, hint)
+        return _not_run("formatter", f"{formatter.name} was not there", command, hint)
     name = f"{formatter.name} {version}"
     files = [path for path in paths if path.endswith(".py")]
     own_version = version == pinned
@@ -151,13 +156,18 @@ def formatted(project: str, tree: Path, paths: Sequence[str], interpreter: str) 
     return Outcome("formatter", True, f"{name} changed files, in a commit of its own", command)
 
 
-def tested(project: str, package: Package, tree: Path, paths: Sequence[str], interpreter: str) -> list[Outcome]:
+def tested(
+    project: str, package: Package, tree: Path, base: Checkout, paths: Sequence[str], interpreter: str
+) -> list[Outcome]:
     """Runs the tests of what is touched: the test files among `paths`, and what `SUITES` names for the others.
+
+    What fails runs on the base as well: a failure that is there already is none of the branch.
 
     Args:
         project: the name in the lock.
         package: its pins.
         tree: the work tree, whose package the tests import.
+        base: the commit that the branch starts at.
         paths: the touched files.
         interpreter: the Python that runs them.
     """
@@ -166,36 +176,77 @@ def tested(project: str, package: Package, tree: Path, paths: Sequence[str], int
     runs += [suite.of[path] for path in paths if path in suite.of and (tree / suite.of[path][0]).is_file()]
     runs = [run for run in runs if run]
     if not runs:
-        return [Outcome("tests", None, "this tree has none of what is touched", "")]
-    source = str(tree / package.prefix) if package.prefix else str(tree)
+        return [_not_run("tests", "this tree has none of what is touched", "")]
     commands = [f"PYTHONPATH={package.prefix.rstrip('/') or '.'} python -m pytest {shlex.join(run)}" for run in runs]
     if suite.build:
-        return [Outcome("tests", None, f"they need {suite.build}", command) for command in commands]
+        return [_not_run("tests", f"they need {suite.build}", command) for command in commands]
     looked = f"import importlib.util as u; print(*(n for n in {suite.needs!r} if not u.find_spec(n)))"
     missing = _run([interpreter, "-c", looked], tree, timeout=60)
     if missing.returncode != 0 or missing.stdout.strip():
-        lacking = ", ".join(missing.stdout.split()) or "a Python that runs"
+        lacking = ", ".join(missing.stdout.split()) or "Python that runs"
         hint = f"{interpreter} has no {lacking}: name a Python that has it with --python"
-        return [Outcome("tests", None, f"no {lacking} was there", command, hint) for command in commands]
-    variables = {"PYTHONPATH": source, "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
-    outcomes = []
-    for run, command in zip(runs, commands, strict=True):
-        done = _run([interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", *run], tree, LIMIT, variables)
-        told = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["nothing was said"]
-        errors = [row for row in told if row.startswith("E   ")]
-        last = told[-1].strip("= ")
-        if done.returncode in (0, 1):
-            outcomes.append(Outcome("tests", done.returncode == 0, last, command))
-        elif done.returncode == _NO_TESTS:
-            outcomes.append(Outcome("tests", None, "none of these files has a test of its own", command))
-        else:
-            said = f"{last}{f': {errors[-1][4:].strip()}' if errors else ''}"
-            outcomes.append(Outcome("tests", None, said, command))
-    return outcomes
+        return [_not_run("tests", f"there was no {lacking}", command, hint) for command in commands]
+    return [
+        _outcome(run, command, package, tree, base, interpreter) for run, command in zip(runs, commands, strict=True)
+    ]
 
 
+def _outcome(
+    run: Sequence[str], command: str, package: Package, tree: Path, base: Checkout, interpreter: str
+) -> Outcome:
+    done = _pytest(run, package, tree, interpreter)
+    told = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["nothing was said"]
+    last = told[-1].strip("= ")
+    if done.returncode == 0:
+        return Outcome("tests", True, last, command)
+    if done.returncode == _FAILED:
+        failed = _failed(done)
+        with _work_tree(base) as before:
+            there = [name for name in failed if (before / name.partition("::")[0]).is_file()]
+            known = _failed(_pytest(there, package, before, interpreter)) if there else set()
+        if failed and failed <= known:
+            return Outcome("tests", None, f"{last}; what failed fails without this change as well", command)
+        names = ", ".join(sorted(failed - known))
+        return Outcome("tests", False, f"{last}; not without this change: {names}", command)
+    if done.returncode == _STOPPED:
+        return _not_run("tests", f"stopped after {LIMIT} s", command)
+    if done.returncode == _NO_TESTS:
+        return _not_run("tests", "none of these files has a test of its own", command)
+    errors = [row for row in told if row.startswith("E   ")]
+    return _not_run("tests", f"{last}{f': {errors[-1][4:].strip()}' if errors else ''}", command)
+
+
+def _pytest(
+    arguments: Sequence[str], package: Package, tree: Path, interpreter: str
+) -> "subprocess.CompletedProcess[str]":
+    variables = {"PYTHONPATH": str(tree / package.prefix), "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
+    command = [interpreter, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", *arguments]
+    return _run(command, tree, LIMIT, variables)
+
+
+def _failed(done: "subprocess.CompletedProcess[str]") -> set[str]:
+    """The names of the tests that failed, as pytest's summary has them."""
+    return {row.partition(" - ")[0] for row in re.findall(r"^(?:FAILED|ERROR) (\S.*)$", done.stdout, re.MULTILINE)}
+
+
+@contextlib.contextmanager
+def _work_tree(base: Checkout) -> Iterator[Path]:
+    """A work tree of the base, for as long as it is looked at."""
+    with tempfile.TemporaryDirectory(prefix="overlay-") as temporary:
+        tree = Path(temporary, "base")
+        try:
+            own.run("worktree", "add", "--quiet", "--detach", str(tree), base.commit, folder=base.folder)
+            yield tree
+        finally:
+            own.run("worktree", "remove", "--force", "--force", str(tree), folder=base.folder)
+
+
+_FAILED = 1
+"""pytest's exit code where a test failed."""
 _NO_TESTS = 5
 """pytest's exit code where no test was collected."""
+_STOPPED = 124
+"""As timeout(1) has it."""
 
 
 def _program(name: str, interpreter: str, tree: Path) -> tuple[list[str], str]:
@@ -214,7 +265,7 @@ def _run(
 ) -> "subprocess.CompletedProcess[str]":
     """Runs a program of upstream's or the user's; none of the processes that it starts outlives the call."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") and name != "PYTHONPATH"}
-    environment = kept | {"PYTHONSAFEPATH": "1", **(variables or {})}
+    environment = kept | {"PYTHONSAFEPATH": "1", "RUFF_NO_CACHE": "true", **(variables or {})}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as out, tempfile.TemporaryFile("w+") as err:
         try:
             process = subprocess.Popen(
@@ -230,8 +281,9 @@ def _run(
             return subprocess.CompletedProcess(command, 127, "", str(error))
         try:
             process.wait(timeout)
+            code = process.returncode
         except subprocess.TimeoutExpired:
-            err.write(f"stopped after {timeout:.0f} s\n")
+            code = _STOPPED
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -240,4 +292,4 @@ def _run(
         for file in (out, err):
             file.seek(0)
             texts.append(file.read())
-        return subprocess.CompletedProcess(command, process.returncode, *texts)
+        return subprocess.CompletedProcess(command, code, *texts)

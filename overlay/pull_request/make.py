@@ -55,7 +55,8 @@ def run(
             the message says how to go on and how to take it away; else all is as before.
     """
     Checkout.open(folder)
-    folder = folder.resolve()
+    # The new work tree lies beside the whole checkout, not in it; a bare repository has none
+    folder = Path(own.out("rev-parse", "--show-toplevel", folder=folder) or folder).resolve()
     start = target.base(folder, base or "HEAD")
     name, package = project_of(lock, start)
     if canonicalize_name(name) != canonicalize_name(project):
@@ -180,5 +181,5 @@ def _check(project: str, package: Package, place: Target, start: Checkout, inter
     paths = [path for path in listed.split("\0") if path]
     return [
         checks.formatted(project, place.tree, paths, interpreter),
-        *checks.tested(project, package, place.tree, paths, interpreter),
+        *checks.tested(project, package, place.tree, start, paths, interpreter),
     ]

@@ -15,7 +15,6 @@ from overlay.queue.checkout import Checkout
 from overlay.queue.lock import Package, in_range
 from overlay.queue.series import Patch, Series
 
-
 _APPLIED = "Applied-Upstream"
 
 

@@ -22,7 +22,7 @@ def gradients(sharded):
         losses.append(model(input_ids=ids, labels=ids).loss)
     torch.stack(losses).sum().backward()
     found = (parameter.grad for parameter in model.parameters())
-    return torch.cat([(grad.full_tensor() if sharded else grad).flatten() for grad in found])
+    return torch.cat([(grad.full_tensor() if hasattr(grad, "full_tensor") else grad).flatten() for grad in found])
 
 
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
