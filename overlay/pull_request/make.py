@@ -89,7 +89,7 @@ def run(
     for later in made.later:
         _say(f"later, upstream has  {later}")
     if made.later:
-        _say("A pull request to its main branch is made on that: name it with --base.")
+        _say("This is for a branch of an older release. For upstream's main branch, name that with --base.")
     subjects = own.out("log", "--format=%h %s", f"{start.commit}..{place.branch}", folder=folder).splitlines()
     _say(f"branch        {place.branch}, on {start.commit[:12]}, by {author.name} <{author.email}>")
     for subject in reversed(subjects):
