@@ -65,7 +65,7 @@ class Suite:
 
     Attributes:
         needs: modules that the interpreter must have.
-        of: for a file of the package, by its path from the root: the pytest arguments that test it.
+        of: for a file, by its path from the root: the pytest arguments that test it.
         build: what they need besides, that a work tree alone does not have.
     """
 
@@ -74,6 +74,7 @@ class Suite:
     build: str = ""
 
 
+_LLAMA = ("tests/models/llama/test_modeling_llama.py", "-k", "gradient_checkpointing")
 FORMATTERS = {
     "transformers": Formatter(
         "ruff",
@@ -96,11 +97,8 @@ SUITES = {
     "transformers": Suite(
         ("pytest", "torch", "parameterized"),
         {
-            "src/transformers/modeling_layers.py": (
-                "tests/models/llama/test_modeling_llama.py",
-                "-k",
-                "gradient_checkpointing",
-            ),
+            "src/transformers/modeling_layers.py": _LLAMA,
+            "tests/test_modeling_common.py": _LLAMA,  # a mixin, which has no tests of its own
             "src/transformers/utils/generic.py": ("tests/utils/test_generic.py",),
         },
     ),
@@ -159,7 +157,7 @@ def formatted(project: str, tree: Path, paths: Sequence[str], interpreter: str) 
 def tested(
     project: str, package: Package, tree: Path, base: Checkout, paths: Sequence[str], interpreter: str
 ) -> list[Outcome]:
-    """Runs the tests of what is touched: the test files among `paths`, and what `SUITES` names for the others.
+    """Runs the tests of what is touched, each by itself: what `SUITES` names, and the other test files.
 
     What fails runs on the base as well: a failure that is there already is none of the branch.
 
@@ -172,9 +170,12 @@ def tested(
         interpreter: the Python that runs them.
     """
     suite = SUITES.get(project, Suite(("pytest",), {}))
-    runs = [tuple(path for path in paths if re.fullmatch(r"tests/(.*/)?test_\w+\.py", path))]
-    runs += [suite.of[path] for path in paths if path in suite.of and (tree / suite.of[path][0]).is_file()]
-    runs = [run for run in runs if run]
+    named = [
+        suite.of.get(path) or (path,)
+        for path in paths
+        if path in suite.of or re.fullmatch(r"tests/(.*/)?test_\w+\.py", path)
+    ]
+    runs = [run for run in dict.fromkeys(named) if (tree / run[0]).is_file()]
     if not runs:
         return [_not_run("tests", "this tree has none of what is touched", "")]
     commands = [f"PYTHONPATH={package.prefix.rstrip('/') or '.'} python -m pytest {shlex.join(run)}" for run in runs]

@@ -146,3 +146,19 @@ def test_those_of_transformer_engine_need_a_build(tree: Path) -> None:
     assert outcome.passed is None
     assert outcome.said.startswith("not run: they need a build of TransformerEngine")
     assert outcome.command == "PYTHONPATH=. python -m pytest tests/pytorch/test_fusible_ops.py"
+
+
+def test_each_file_by_itself(tree: Path) -> None:
+    """What cannot be collected keeps no other from running; a mixin has the tests of a model in its place."""
+    files = {"tests/test_broken.py": b"import nothing_of_it\n", "tests/test_right.py": b"def test(): pass\n"}
+    llama = "tests/models/llama/test_modeling_llama.py"
+    commit(tree, "x", files | {llama: b"def test_gradient_checkpointing(): pass\ndef test_other(): pass\n"})
+    paths = ["src/transformers/modeling_layers.py", *files, "tests/test_modeling_common.py", "tests/data.txt"]
+    outcomes = checks.tested(
+        "transformers", Package.model_construct(prefix="src/"), tree, Checkout.open(tree), paths, "false"
+    )
+    command = "PYTHONPATH=src python -m pytest "
+    assert [outcome.command.removeprefix(command) for outcome in outcomes] == [
+        f"{llama} -k gradient_checkpointing",
+        *files,
+    ]
