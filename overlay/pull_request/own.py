@@ -16,7 +16,6 @@ another repository stays out."""
 _QUIET = (
     *("-c", "gc.auto=0", "-c", "maintenance.auto=false"),  # git am may pack the user's whole repository otherwise
     *("-c", "rerere.enabled=false"),  # it records conflicts in the user's repository
-    *("-c", "protocol.allow=never"),  # a partial clone would fetch what it lacks
 )
 
 
@@ -29,8 +28,8 @@ class Identity:
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
-    """Runs git in `folder` as the user would (`overlay.queue.git.run`): hooks are not run, nothing is fetched, and
-    nothing is packed."""
+    """Runs git in `folder` as the user would, with the filters and the program for signing that they have configured;
+    hooks are not run, nothing is fetched (`overlay.queue.git.run`), and nothing is packed."""
     kept = {name: value for name, value in os.environ.items() if name.startswith(_KEPT)}
     return git.run(*_QUIET, *arguments, folder=folder, variables=kept)
 
