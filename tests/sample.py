@@ -45,6 +45,7 @@ VERBS = (
     "refresh",
     "add-release",
     "retire",
+    "pr",
     "drift",
     "lock",
     "check",

@@ -20,6 +20,7 @@ VERBS = (
     "refresh",
     "add_release",
     "retire",
+    "pr",
     "drift",
     "lock",
 )

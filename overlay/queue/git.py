@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from overlay.errors import OverlayError
 
@@ -27,6 +28,7 @@ def run(
     stdin: bytes = b"",
     index: Path | None = None,
     maximum: int = MAXIMUM,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.CompletedProcess[bytes]:
     """Runs git in `folder`, with its messages in English and whatever GIT_* variables the caller's process has left
     out. It runs no program that a repository's configuration names, and fetches nothing.
@@ -36,6 +38,7 @@ def run(
         folder: where it runs.
         stdin: what git reads from its standard input.
         index: the index file in place of the repository's own.
+        variables: environment variables that git is to have all the same.
         isolated: also without any configuration or attributes of the user's, and blind to repositories above `folder`.
         maximum: the bytes that it may print.
 
@@ -47,7 +50,7 @@ def run(
         raise OverlayError("expected git on PATH, found none: install git and run this again")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     # A partial clone asks its origin for what it lacks, by a program that its configuration names.
-    environment |= {"LC_ALL": "C", "GIT_ALLOW_PROTOCOL": "none"}
+    environment |= {"LC_ALL": "C", "GIT_ALLOW_PROTOCOL": "none", **variables}
     if index is not None:
         environment["GIT_INDEX_FILE"] = str(index)
     if isolated:
@@ -62,7 +65,11 @@ def run(
             command, cwd=folder, env=environment, stdin=given, stdout=subprocess.PIPE, stderr=said
         ) as process:
             assert process.stdout is not None
-            printed = process.stdout.read(maximum + 1)
+            try:
+                printed = process.stdout.read(maximum + 1)
+            except BaseException:  # interrupted: what git still does must not meet what is done about it
+                process.kill()
+                raise
             if len(printed) > maximum:
                 process.kill()
                 raise OverlayError(

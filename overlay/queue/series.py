@@ -425,6 +425,22 @@ def _rejected(patch: Patch, said: str) -> list[str]:
     return found
 
 
+def is_applied(patch: Patch, contents: Mapping[str, bytes]) -> bool:
+    """Whether all that the patch changes is in these files already.
+
+    Args:
+        patch: the patch.
+        contents: files by path in upstream's git tree; one that is not there lacks the change.
+    """
+    with tempfile.TemporaryDirectory(prefix="overlay-") as temporary, naming(Path(temporary)):
+        tree = Path(temporary) / "tree"
+        _lay(tree, contents)
+        return (
+            git.run(*_APPLY, "--reverse", "--check", str(patch.file.resolve()), folder=tree, isolated=True).returncode
+            == 0
+        )
+
+
 _APPLY = ("apply", "--whitespace=nowarn")
 
 
@@ -445,10 +461,7 @@ def _explain(patches: Sequence[Patch], pre_images: Mapping[str, bytes], tree: Pa
         if done.returncode == 0:
             continue
         said = done.stderr.decode("utf-8", "replace").strip()
-        if (
-            git.run(*_APPLY, "--reverse", "--check", str(patch.file.resolve()), folder=tree, isolated=True).returncode
-            == 0
-        ):
+        if is_applied(patch, {path: (tree / path).read_bytes() for path in patch.paths if (tree / path).is_file()}):
             raise OverlayError(
                 f"{patch.file} is applied already to {', '.join(patch.paths)}: expected the file as upstream "
                 "released it: take the patch out of the series, or use the unpatched file"

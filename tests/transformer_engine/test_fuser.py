@@ -1,10 +1,14 @@
-"""TransformerEngine's fuser leaves the caller's tensors alone under no_grad. Needs no native library."""
+"""TransformerEngine's fuser leaves the caller's tensors alone under no_grad. Needs no native library.
+
+`docs/compatibility.md` has a table of it, and what is measured is printed where that differs.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.contracts.columns import published
 from tests.transformer_engine.releases import DELIVERED, MENDED
 from tests.variants import Variant, run
 
@@ -90,3 +94,31 @@ def test_stock_stops_a_leaf_that_is_passed_through_from_training(stock: Results)
     assert lost == {
         name(result) for result in stock if result["pipeline"].startswith(PASSED_THROUGH) and result["input"] in LEAVES
     }
+
+
+def test_the_page_has_this_table() -> None:
+    columns = {
+        f"stock {DELIVERED[0]}": results("stock", DELIVERED[0]),
+        "with this project": results("patched", DELIVERED[0]),
+        MENDED: results("stock", MENDED),
+    }
+    shown = [
+        [result for result in without_gradients(found) if result["pipeline"] in PASSED_THROUGH and is_trained(result)]
+        for found in columns.values()
+    ]
+    lines = [f"| operation | the caller's tensor | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
+    for row in zip(*shown, strict=True):
+        lines.append(" | ".join([f"| `{row[0]['pipeline']}`", row[0]["input"], *map(outcome, row)]) + " |")
+    expected = "\n".join(lines)
+    assert published("requires-grad-table") == expected, f"put between its markers:\n{expected}"
+
+
+def is_trained(result: dict[str, Any]) -> bool:
+    return all(requires_grad for requires_grad, *_ in result["before"])
+
+
+def outcome(result: dict[str, Any]) -> str:
+    """What became of the caller's tensor, in words."""
+    if "error" in result:
+        return "RuntimeError"
+    return "as before" if not changed(result) else "stops training, silently"
