@@ -8,17 +8,21 @@ LONGEST = 10_000
 """Characters that a line may have: what is wrong in a file may be all of it."""
 
 
-def plain(text: str) -> str:
-    """`text` as one line that a terminal shows as it is: names come from archives, index pages, patches and git, and
-    may hold terminal escapes, line ends, or characters that turn the text around (CVE-2021-42574). What cannot be
-    printed is escaped as in a Python string; line ends become spaces; of what is longer than LONGEST characters the
-    middle is left out."""
-    if text.isprintable() and len(text) <= LONGEST:
+def escaped(text: str, kept: str = "") -> str:
+    """`text` as a terminal shows it as it is: names come from archives, index pages, patches and git, and may hold
+    terminal escapes, line ends, or characters that turn the text around (CVE-2021-42574). What cannot be printed is
+    escaped as in a Python string, but for the characters in `kept`."""
+    if text.isprintable():
         return text
-    text = "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
-        for each in text.replace("\r\n", "\n").replace("\n", " ")
+    return "".join(
+        each if each.isprintable() or each in kept else each.encode("unicode_escape").decode("ascii") for each in text
     )
+
+
+def plain(text: str) -> str:
+    """`text` as one line, `escaped`: line ends become spaces; of what is longer than LONGEST characters the middle is
+    left out."""
+    text = escaped(text.replace("\r\n", "\n").replace("\n", " "))
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 

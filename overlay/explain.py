@@ -51,7 +51,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from overlay import manifest
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, escaped
 from overlay.manifest import Fault
 
 FILE = "modeling-overlay.cdx.json"
@@ -151,7 +151,7 @@ def main(target: str, form: str, diff: bool) -> int:
     width = WIDTH
     if sys.stdout.isatty():
         width = max(40, min(shutil.get_terminal_size((WIDTH, 24)).columns, 100))
-    print(_harmless("\n".join(_lines(source, releases, width, diff))))  # noqa: T201
+    print(escaped("\n".join(_lines(source, releases, width, diff)), "\n\t"))  # noqa: T201
     return 0
 
 
@@ -471,8 +471,3 @@ def _wrapped(text: str, label: str, width: int) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def _harmless(text: str) -> str:
-    """The text without what a terminal would obey: the file may be anybody's."""
-    return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda found: ascii(found[0])[1:-1], text)

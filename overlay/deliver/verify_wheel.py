@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 from overlay.deliver import archive, overlay_wheel, post_images
 from overlay.deliver.apply import OVERLAY, checked, derive, write_patched
 from overlay.deliver.archive import Member
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, escaped
 from overlay.progress import say
 from overlay.queue.lock import Lock, Package, Release
 
@@ -63,7 +63,7 @@ def main(lock: Lock, root: Path, file: Path) -> int:
     if project == OVERLAY and _images(members) == _images(made.members):
         found.append("the patched files in it are those that the lock names")
     for line in (*made.notes, *found):
-        print(f"  {_harmless(line)}")  # noqa: T201
+        print(f"  {escaped(line)}")  # noqa: T201
     return 1
 
 
@@ -242,7 +242,3 @@ def _short(text: str, other: str) -> str:
     begin = max(0, same - 30) if len(text) > 90 else 0
     cut = text[begin : begin + 90]
     return f"{'…' if begin else ''}{cut!r}{'…' if begin + 90 < len(text) else ''}"
-
-
-def _harmless(text: str) -> str:
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
