@@ -34,20 +34,16 @@
 import json
 import os
 import shlex
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from overlay import manifest, mends, packages
+from overlay import manifest, mends, packages, terminal
 from overlay.mends import Overlay
 from overlay.packages import PackageStatus
+from overlay.terminal import wrapped
 
 FORMAT = 1
-
-WIDTH = 80
-"""Where the output is no terminal."""
 
 _BOLD, _RED, _PLAIN = "\033[1m", "\033[1;31m", "\033[0m"
 
@@ -87,10 +83,8 @@ def to_json(found: Sequence[PackageStatus], here: Overlay) -> str:
 
 def _text(found: Sequence[PackageStatus], here: Overlay) -> str:
     """As wide as the terminal is, and with the verdict in bold where it is one."""
-    if not sys.stdout.isatty():
-        return to_text(found, here, WIDTH)
-    text = to_text(found, here, max(40, min(shutil.get_terminal_size((WIDTH, 24)).columns, 100)))
-    if "NO_COLOR" in os.environ:
+    text = to_text(found, here, terminal.width())
+    if not sys.stdout.isatty() or "NO_COLOR" in os.environ:
         return text
     verdict, _, rest = text.partition("\n\n")
     return f"{_RED if any(one.faults for one in found) else _BOLD}{verdict}{_PLAIN}\n\n{rest}"
@@ -102,10 +96,10 @@ def to_text(found: Sequence[PackageStatus], here: Overlay, width: int) -> str:
 
 
 def _lines(found: Sequence[PackageStatus], here: Overlay, width: int) -> Iterator[str]:
-    yield from _wrapped(_verdict(found), "", width)
+    yield from wrapped(_verdict(found), "", width)
     yield ""
-    yield from _wrapped(sys.executable, "python   ", width)
-    yield from _wrapped(f"{here.version}, {here.how}", "overlay  ", width)
+    yield from wrapped(sys.executable, "python   ", width)
+    yield from wrapped(f"{here.version}, {here.how}", "overlay  ", width)
     yield ""
     rows = [(_mark(one), one.project, one.version or "-", _said(one)) for one in found]
     sizes = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -144,7 +138,7 @@ def _said(one: PackageStatus) -> str:
 def _details(one: PackageStatus, here: Overlay, told: dict[str, str], width: int) -> Iterator[str]:
     yield " ".join(filter(None, [one.project, one.version, _said(one) and f"({_said(one)})"]))
     for fault in one.faults:
-        yield from _wrapped(f"{fault.code}: {fault.text}", "  fault  ", width)
+        yield from wrapped(f"{fault.code}: {fault.text}", "  fault  ", width)
     if one.mend in told:
         yield f"  mend   as for {told[one.mend]}"
     elif one.mend is not None:
@@ -153,21 +147,9 @@ def _details(one: PackageStatus, here: Overlay, told: dict[str, str], width: int
         yield from (f"    {line}" for line in _command(one.mend, width - 4))
     for note in one.notes:
         if note != f"the overlay is {here.how}":  # said above
-            yield from _wrapped(note, "  note   ", width)
+            yield from wrapped(note, "  note   ", width)
     if one.location is not None:
-        yield from _wrapped(one.location, "  at     ", width)
-
-
-def _wrapped(text: str, label: str, width: int) -> list[str]:
-    """Lines with a hanging indent; paths are not broken."""
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=label,
-        subsequent_indent=" " * len(label),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+        yield from wrapped(one.location, "  at     ", width)
 
 
 def _command(command: str, width: int) -> Iterator[str]:

@@ -38,9 +38,6 @@ so that the overlay wheel is enough.
 
 import json
 import re
-import shutil
-import sys
-import textwrap
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -50,9 +47,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from overlay import manifest
+from overlay import manifest, terminal
 from overlay.errors import OverlayError, escaped
 from overlay.manifest import Fault
+from overlay.terminal import wrapped
 
 FILE = "modeling-overlay.cdx.json"
 """The name of an SBOM of this project, in the folder `sboms` of a `.dist-info` folder."""
@@ -61,8 +59,6 @@ NAMESPACE = "modeling-overlay"
 """What the names of its properties begin with (https://cyclonedx.github.io/cyclonedx-property-taxonomy)."""
 
 FORMAT = 1
-WIDTH = 80
-"""Where the output is no terminal."""
 
 OVERLAY = "modeling-overlay"
 
@@ -148,10 +144,7 @@ def main(target: str, form: str, diff: bool) -> int:
         report = {"format": FORMAT, "source": source, "releases": [asdict(release) for release in releases]}
         print(json.dumps(report, indent=2))  # noqa: T201
         return 0
-    width = WIDTH
-    if sys.stdout.isatty():
-        width = max(40, min(shutil.get_terminal_size((WIDTH, 24)).columns, 100))
-    print(escaped("\n".join(_lines(source, releases, width, diff)), "\n\t"))  # noqa: T201
+    print(escaped("\n".join(_lines(source, releases, terminal.width(), diff)), "\n\t"))  # noqa: T201
     return 0
 
 
@@ -395,13 +388,13 @@ def _lines(source: str, releases: Sequence[Release], width: int, diff: bool) -> 
     groups: dict[tuple[str, ...], list[Release]] = {}
     for release in releases:
         groups.setdefault((release.project, *(patch.diff for patch in release.patches)), []).append(release)
-    yield from _wrapped(source, "read in  ", width)
+    yield from wrapped(source, "read in  ", width)
     for alike in groups.values():
         yield ""
         for release in alike:
             yield from _head(release, width)
         yield ""
-        yield from _wrapped(_summary(alike[0]), "", width)
+        yield from wrapped(_summary(alike[0]), "", width)
         for number, patch in enumerate(alike[0].patches, 1):
             yield ""
             yield from _told(patch, f"{number}. ", width)
@@ -412,16 +405,16 @@ def _lines(source: str, releases: Sequence[Release], width: int, diff: bool) -> 
 
 def _head(release: Release, width: int) -> Iterator[str]:
     over = ", laid over an installed one by the overlay" if release.laid_over else ""
-    yield from _wrapped(f"{release.project} {release.version}{over}", "", width)
+    yield from wrapped(f"{release.project} {release.version}{over}", "", width)
     upstream = release.upstream
     _, _, query = upstream.purl.partition("?")
     kind, _, value = query.partition("=")
     made = unquote(value) if kind in ("file_name", "vcs_url") else upstream.purl
-    yield from _wrapped(made, "  made of  ", width)
-    yield from _wrapped(upstream.sha256 or "none: no lock names it", "  sha256   ", width)
-    yield from _wrapped(upstream.repository, "  from     ", width)
+    yield from wrapped(made, "  made of  ", width)
+    yield from wrapped(upstream.sha256 or "none: no lock names it", "  sha256   ", width)
+    yield from wrapped(upstream.repository, "  from     ", width)
     if release.notes:
-        yield from _wrapped(release.notes, "  note     ", width)
+        yield from wrapped(release.notes, "  note     ", width)
 
 
 def _summary(release: Release) -> str:
@@ -438,19 +431,19 @@ def _summary(release: Release) -> str:
 
 def _told(patch: Patch, number: str, width: int) -> Iterator[str]:
     indent = " " * len(number)
-    yield from _wrapped(patch.subject, number, width)
+    yield from wrapped(patch.subject, number, width)
     for paragraph in re.split(r"\n\s*\n", patch.reason):
         yield ""
-        yield from _wrapped(" ".join(paragraph.split()), indent, width)
+        yield from wrapped(" ".join(paragraph.split()), indent, width)
     yield ""
     for fault in patch.faults:
-        yield from _wrapped(f"{fault.code}: {fault.text}", f"{indent}mends    ", width)
-    yield from _wrapped(_origin(patch), f"{indent}origin   ", width)
+        yield from wrapped(f"{fault.code}: {fault.text}", f"{indent}mends    ", width)
+    yield from wrapped(_origin(patch), f"{indent}origin   ", width)
     if re.search(r"/[0-9]+/?$", patch.bug):
-        yield from _wrapped(patch.bug, f"{indent}issue    ", width)
-    yield from _wrapped(patch.file, f"{indent}patch    ", width)
+        yield from wrapped(patch.bug, f"{indent}issue    ", width)
+    yield from wrapped(patch.file, f"{indent}patch    ", width)
     for file in patch.files:
-        yield from _wrapped(f"{file.path}  +{file.added} -{file.removed}", f"{indent}changes  ", width)
+        yield from wrapped(f"{file.path}  +{file.added} -{file.removed}", f"{indent}changes  ", width)
 
 
 def _origin(patch: Patch) -> str:
@@ -459,15 +452,3 @@ def _origin(patch: Patch) -> str:
     if patch.applied_upstream == "no":
         return f"{said}; upstream has nothing like it so far"
     return f"{said}; upstream has it since {patch.applied_upstream}"
-
-
-def _wrapped(text: str, label: str, width: int) -> list[str]:
-    """Lines with a hanging indent; paths and hashes are not broken."""
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=label,
-        subsequent_indent=" " * len(label),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

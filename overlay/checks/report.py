@@ -12,12 +12,12 @@
 """
 
 import json
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from overlay.checks import check
 from overlay.checks.finding import Finding
+from overlay.terminal import wrapped
 
 FORMAT = 1
 
@@ -53,14 +53,7 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings:
         yield f"{finding.severity}  {finding.code}  {finding.where}"
         for label, text in (("what", finding.what), ("why", finding.why), ("fix", finding.fix)):
-            yield from textwrap.wrap(
-                text,
-                WIDTH,
-                initial_indent=f"  {label:5}",
-                subsequent_indent=" " * 7,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            yield from wrapped(text, f"  {label:5}", WIDTH)
         yield ""
     if not findings:
         yield "nothing found in this environment"
