@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import get_native_id
 
+from overlay import atomic
 from overlay.errors import OverlayError
 from overlay.progress import say
 
@@ -53,12 +53,9 @@ def write(path: Path, text: str) -> None:
     Raises:
         OverlayError: the folder cannot be made.
     """
-    draft = make(path.parent) / f"{path.name}.{os.getpid()}.{get_native_id()}"
-    try:
+    make(path.parent)
+    with atomic.replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 
+from overlay import atomic
 from overlay.deliver import output
 from overlay.deliver.wheel import Wheel
 from overlay.errors import OverlayError
@@ -104,10 +105,8 @@ class State:
 
     def write(self, folder: Path) -> None:
         """Writes it into the tree, at once."""
-        file = folder / ".git" / "overlay.json"
-        draft = file.with_name("overlay.json.new")
-        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        draft.replace(file)
+        with atomic.replacing(folder / ".git" / "overlay.json") as draft:
+            draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from overlay import atomic
 from overlay.pull_request.checks import Outcome
 from overlay.pull_request.evidence import Evidence
 from overlay.pull_request.mails import message
@@ -122,9 +123,5 @@ def _unwrapped(paragraph: str) -> str:
 
 def save(text: str, file: Path) -> None:
     """Writes a new file, at once."""
-    temporary = file.with_name(f".{file.name}.part")
-    try:
-        temporary.write_text(text, "utf-8")
-        temporary.rename(file)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic.replacing(file) as draft:
+        draft.write_text(text, "utf-8")

@@ -1,7 +1,6 @@
 """The picture of `overlay drift --png`: the releases over time, a row for each project. Needs matplotlib."""
 
 import io
-import os
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -11,6 +10,7 @@ from matplotlib import dates as typeless
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from overlay import atomic
 from overlay.errors import OverlayError
 from overlay.queue.drift import Standing, Survey
 
@@ -48,12 +48,8 @@ def write(surveys: Sequence[Survey], file: Path) -> None:
     """Draws into `file`, as PNG: the whole file or none."""
     content = io.BytesIO()
     figure(surveys).savefig(content, format="png")
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
+    with atomic.replacing(file) as draft:
         draft.write_bytes(content.getvalue())
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def figure(surveys: Sequence[Survey]) -> Figure:
