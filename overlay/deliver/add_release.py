@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from overlay.deliver import relock
@@ -64,7 +63,7 @@ def _run(path: Path, requirement: str, use: Use | None) -> None:
 def _named(pins: Lock, requirement: str) -> tuple[str, str]:
     """The project, as the lock spells it, and the version in its normal form (PEP 440)."""
     project, separator, version = requirement.partition("==")
-    name = next((known for known in pins.packages if canonicalize_name(known) == canonicalize_name(project)), None)
+    name = pins.spelled(project)
     try:
         parsed = Version(version)
     except InvalidVersion:
@@ -161,7 +160,7 @@ def _fitting(path: Path, name: str, package: Package, wheel: Wheel, version: str
         if lock.in_range(name, queue.name, version):
             return queue, made
     where = f"{name} {version}"
-    since = _fixed(queues, version)
+    since = series.applied_upstream(queues, Version(version))
     if since is not None:
         raise OverlayError(
             f"{where}: expected a release with the fault, found that it is fixed upstream since {since}: "
@@ -180,7 +179,7 @@ def _fitting(path: Path, name: str, package: Package, wheel: Wheel, version: str
         )
     if not reasons:
         raise OverlayError(f"{where}: expected a series of {name} under {path.parent / 'patches'}, found none: add one")
-    nearest = _nearest([queue for queue in queues if queue.name in reasons], version)
+    nearest = {queue.name: queue for queue in queues}[lock.nearest(reasons, Version(version))]
     paths = [file for file in nearest.paths("wheel") if file.startswith(package.prefix)]
     there = {
         file: wheel.member(file.removeprefix(package.prefix)).content()
@@ -195,12 +194,6 @@ def _fitting(path: Path, name: str, package: Package, wheel: Wheel, version: str
         "write a series for it (a copy of that folder with its range for a name), and run this again; nothing was "
         "written"
     )
-
-
-def _fixed(queues: Sequence[Series], version: str) -> str | None:
-    """The first release in which upstream has taken in a change of ours, if it is not later than `version`."""
-    applied = {patch.trailers["Applied-Upstream"] for queue in queues for patch in queue.patches} - {"no"}
-    return next((release for release in sorted(applied, key=Version) if Version(release) <= Version(version)), None)
 
 
 def _right(package: Package, queues: Sequence[Series], wheel: Wheel, version: str) -> str:
@@ -227,13 +220,3 @@ def _wider(name: str, version: str) -> str:
     if Version(version) < Version(first):
         return f"{project}-{release}-{(last or [first])[0]}"
     return f"{project}-{first}-{release}"
-
-
-def _nearest(queues: Sequence[Series], version: str) -> Series:
-    """The last series that begins before the release, or else the first."""
-
-    def first(queue: Series) -> Version:
-        return Version(queue.name.split("-")[1])
-
-    ordered = sorted(queues, key=first)
-    return [ordered[0], *(queue for queue in ordered if first(queue) <= Version(version))][-1]

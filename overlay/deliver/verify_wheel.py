@@ -101,7 +101,7 @@ def _named(members: Sequence[Member], name: str) -> tuple[str, str]:
 
 def _pinned(lock: Lock, root: Path, project: str, version: str, name: str) -> _Made:
     """The patched wheel of a release."""
-    known = next((known for known in lock.packages if canonicalize_name(known) == project), None)
+    known = lock.spelled(project)
     if known is None:
         listed = ", ".join((*lock.packages, OVERLAY))
         raise OverlayError(f"{name}: expected a wheel of {listed}, found one of {project}: this project has none of it")

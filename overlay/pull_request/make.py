@@ -7,8 +7,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from overlay.errors import OverlayError
 from overlay.pull_request import checks, evidence, mails, own, plan, target, text
 from overlay.pull_request.checks import Outcome
@@ -59,10 +57,10 @@ def run(
     folder = Path(own.out("rev-parse", "--show-toplevel", folder=folder) or folder).resolve()
     start = target.base(folder, base or "HEAD")
     name, package = project_of(lock, start)
-    if canonicalize_name(name) != canonicalize_name(project):
-        known = [one for one in lock.packages if canonicalize_name(one) == canonicalize_name(project)]
+    known = lock.spelled(project)
+    if known != name:
         raise OverlayError(
-            f"{folder}: expected a checkout of {known[0] if known else project}, found one of {name}: name "
+            f"{folder}: expected a checkout of {known or project}, found one of {name}: name "
             f"{'its checkout' if known else 'one of ' + ', '.join(lock.packages)}"
         )
     target.check(folder)

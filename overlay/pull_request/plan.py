@@ -12,7 +12,7 @@ from overlay.errors import OverlayError
 from overlay.pull_request import own
 from overlay.queue import git, series
 from overlay.queue.checkout import Checkout
-from overlay.queue.lock import Package, in_range
+from overlay.queue.lock import Package, first_release, in_range
 from overlay.queue.series import Patch, Series
 
 _APPLIED = "Applied-Upstream"
@@ -68,7 +68,7 @@ def make(patches: Path, project: str, package: Package, base: Checkout) -> Plan:
     Raises:
         OverlayError: no series is for this commit.
     """
-    queues = sorted(series.of(patches, project), key=_first)
+    queues = sorted(series.of(patches, project), key=lambda queue: first_release(queue.name))
     version = version_of(package, base)
     reasons = {queue.name: _misfit(queue, package, base) for queue in queues}
     fitting = [queue for queue in queues if not reasons[queue.name]]
@@ -137,11 +137,6 @@ def version_of(package: Package, base: Checkout) -> Version | None:
     return None
 
 
-def _first(queue: Series) -> Version:
-    """The first release of the range of a series."""
-    return Version(queue.name.split("-")[1])
-
-
 def _is_code(patch: Patch, package: Package, project: str) -> bool:
     """Whether a patch changes the package, and not tests alone."""
     return any(path.startswith(f"{package.prefix}{project}/") for path in patch.paths)
@@ -175,7 +170,7 @@ def _nearest(
         mended = [queue for queue in queues if any(_is_fixed(patch, package, base) for patch in queue.patches)]
         return mended[-1] if mended else None
     within = [queue for queue in queues if in_range(project, queue.name, str(version))]
-    return next(iter(reversed(within or [queue for queue in queues if _first(queue) <= version])), None)
+    return next(iter(reversed(within or [queue for queue in queues if first_release(queue.name) <= version])), None)
 
 
 def _gone_after(queues: Sequence[Series]) -> list[Held]:
@@ -185,7 +180,7 @@ def _gone_after(queues: Sequence[Series]) -> list[Held]:
     for code, text in texts.items():
         last = max(index for index, queue in enumerate(queues) if code in _codes(queue))
         if last + 1 < len(queues):
-            held.append(Held(f"{code}: {text}", str(_first(queues[last + 1]))))
+            held.append(Held(f"{code}: {text}", str(first_release(queues[last + 1].name))))
     return held
 
 

@@ -12,7 +12,6 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from overlay.errors import OverlayError
@@ -99,8 +98,7 @@ class Standing:
             return f"{self.fits[0]} applies, but is not for this release"
         if not self.reasons:
             return "there is none"
-        names = sorted(self.reasons, key=_first)
-        nearest = [names[0], *(name for name in names if _first(name) <= self.offer.version)][-1]
+        nearest = lock.nearest(self.reasons, self.offer.version)
         return self.reasons[nearest]
 
     @property
@@ -137,7 +135,7 @@ def look(pins: Lock, root: Path, name: str | None) -> list[Survey]:
     Raises:
         OverlayError: there is no such project, a series is not sound, or a release cannot be looked at.
     """
-    projects = [known for known in pins.packages if name is None or canonicalize_name(known) == canonicalize_name(name)]
+    projects = list(pins.packages) if name is None else [known for known in [pins.spelled(name)] if known is not None]
     if not projects:
         raise OverlayError(
             f"expected one of {', '.join(pins.packages)}, found {name!r}: name one of these, or pin it in upstream.lock"
@@ -339,8 +337,7 @@ def _fixed(
     """
     states = {verdict.state for verdict in faults.values()}
     if states <= {"not judged"}:
-        applied = {patch.trailers["Applied-Upstream"] for queue in queues for patch in queue.patches} - {"no"}
-        return next((release for release in sorted(applied, key=Version) if Version(release) <= version), None)
+        return series.applied_upstream(queues, version)
     gone = [since[code] for code in faults if code in since and Version(since[code]) <= version]
     return max(gone, key=Version) if gone and states == {"not live"} else None
 
@@ -355,8 +352,3 @@ def _known(package: Package, version: str, blobs: Mapping[str, str | None]) -> b
                     f"{blobs[file.path]}: correct it in the lock"
                 )
     return any(all(blobs[file.path] == file.blob for file in fixed.files) for fixed in package.fixed)
-
-
-def _first(name: str) -> Version:
-    """The first release in the range of a series."""
-    return Version(name.split("-")[1])

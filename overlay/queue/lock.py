@@ -302,6 +302,12 @@ class Lock(_Table):
                 if release.series is not None:
                     yield name, package, release
 
+    def spelled(self, project: str) -> str | None:
+        """The name of a pinned project as this file has it, whatever form (PEP 503) it is given in; None where it is
+        not pinned."""
+        wanted = canonicalize_name(project)
+        return next((name for name in self.packages if canonicalize_name(name) == wanted), None)
+
     def find(self, requirement: str, *, use: str | None = None) -> tuple[str, Package, Release]:
         """The pinned release that `requirement` (`name==version`) names.
 
@@ -309,7 +315,7 @@ class Lock(_Table):
             OverlayError: it is not of that form, or no such release is pinned.
         """
         name, separator, version = requirement.partition("==")
-        wanted = canonicalize_name(name)
+        wanted = self.spelled(name)
         pins = [
             (known, package, release)
             for known, package in self.packages.items()
@@ -317,12 +323,9 @@ class Lock(_Table):
             if use in (None, release.use)
         ]
         for known, package, release in pins:
-            if separator and canonicalize_name(known) == wanted and release.version == version:
+            if separator and known == wanted and release.version == version:
                 return known, package, release
-        if use == "deliver" and any(
-            canonicalize_name(known) == wanted and version in (release.version for release in package.releases)
-            for known, package in self.packages.items()
-        ):
+        if use == "deliver" and wanted and any(version == one.version for one in self.packages[wanted].releases):
             raise OverlayError(
                 f"{requirement} is pinned for the tests alone: to deliver it, run overlay add-release {requirement} "
                 "--use deliver"
@@ -721,6 +724,17 @@ def _check_companions(companions: tuple[Companion, ...], at: Location) -> None:
             if wheel.file in files:
                 raise _Problem(there, f"{wheel.file} is named twice: keep one of the two")
             files.add(wheel.file)
+
+
+def first_release(series: str) -> Version:
+    """Where the range in the name of the series begins."""
+    return Version(series.split("-")[1])
+
+
+def nearest(names: Iterable[str], release: Version) -> str:
+    """Of these series the last one whose range begins no later than at the release, or else the first."""
+    ordered = sorted(names, key=first_release)
+    return [ordered[0], *(name for name in ordered if first_release(name) <= release)][-1]
 
 
 def in_range(name: str, series: str, release: str) -> bool:

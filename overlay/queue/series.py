@@ -7,10 +7,12 @@ DEP-3).
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
+
+from packaging.version import Version
 
 from overlay.errors import OverlayError, naming
 from overlay.manifest import Fault
@@ -127,6 +129,13 @@ def of(patches: Path, project: str) -> list[Series]:
     release = r"[0-9]+(\.[0-9]+)*"
     named = re.compile(rf"{re.escape(project)}-{release}(-{release})?")
     return [read(folder) for folder in sorted(patches.iterdir()) if named.fullmatch(folder.name)]
+
+
+def applied_upstream(queues: Iterable[Series], version: Version) -> str | None:
+    """The first release in which upstream has taken in a change of these series (`Applied-Upstream`), if it is not
+    later than `version`."""
+    applied = {patch.trailers["Applied-Upstream"] for queue in queues for patch in queue.patches} - {"no"}
+    return next((release for release in sorted(applied, key=Version) if Version(release) <= version), None)
 
 
 def _check_deliveries(series: Series) -> None:
