@@ -5,7 +5,6 @@ which is thrown away again. The cache keeps the members by the sha256 of their w
 is checked where a whole wheel comes; a range is checked against nothing but the checksum in the wheel's own directory.
 """
 
-import hashlib
 import io
 import json
 import struct
@@ -21,7 +20,7 @@ from overlay import cache
 from overlay.errors import OverlayError
 from overlay.progress import say
 from overlay.queue import git
-from overlay.queue.source import Offer, reason, shown
+from overlay.queue.source import Offer, fetch_offer, reason, shown
 
 if TYPE_CHECKING:
     from unearth.fetchers import PyPIClient
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 MAXIMUM_MEMBER = 1 << 20
 """Bytes that a member may have, unpacked or not: the largest file that a series touches has a fifth of that."""
-
-MAXIMUM_WHEEL = 256 << 20
-"""Bytes that a wheel may have: one with all the Python code of these projects has a twentieth of that."""
 
 MAXIMUM_PART = 4 << 20
 """Bytes that are read of it at once, such as its directory: that of these projects has a tenth of that."""
@@ -103,11 +99,14 @@ def _fetch(client: "PyPIClient", offer: Offer, paths: Sequence[str]) -> Members:
     except (ZipwireError, httpx2.HTTPStatusError, httpx2.DecodingError, *_UNSOUND):
         pass  # no ranges here, or not those that were asked for: the whole wheel has a hash that tells
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise _cut(offer, "an answer", "none", error) from None
+        raise OverlayError(
+            f"{shown(offer.url)}: expected an answer, found none and then: {reason(error)}: check the network and run "
+            "this again"
+        ) from None
     say(f"{offer.file}: no single files can be had of it, so all of it is fetched")
     with tempfile.TemporaryDirectory(prefix="overlay-") as folder:
         file = Path(folder) / "wheel"
-        _download(client, offer, file)
+        fetch_offer(client, offer, file)
         return of_file(file, shown(offer.url), paths)
 
 
@@ -177,36 +176,3 @@ class _Bounded:
 
     def close(self) -> None:
         self.reader.close()
-
-
-def _download(client: "PyPIClient", offer: Offer, file: Path) -> None:
-    from overlay.queue.client import FAILURES
-
-    digest = hashlib.sha256()
-    size = 0
-    try:
-        with client.get_stream(offer.url) as response, file.open("xb") as target:
-            response.raise_for_status()
-            for chunk in response.iter_bytes():
-                size += len(chunk)
-                if size > MAXIMUM_WHEEL:
-                    raise OverlayError(
-                        f"{shown(offer.url)}: expected a wheel of at most {MAXIMUM_WHEEL} bytes, found more: this is "
-                        "no wheel of a release"
-                    )
-                digest.update(chunk)
-                target.write(chunk)
-    except FAILURES as error:
-        raise _cut(offer, "a wheel", f"{size} bytes", error) from None
-    if offer.sha256 not in (None, digest.hexdigest()):
-        raise OverlayError(
-            f"{shown(offer.url)}: expected sha256 {offer.sha256}, found {size} bytes with {digest.hexdigest()}: the "
-            "download was cut or is another file, nothing was kept, run this again"
-        )
-
-
-def _cut(offer: Offer, expected: str, found: str, error: Exception) -> OverlayError:
-    return OverlayError(
-        f"{shown(offer.url)}: expected {expected}, found {found} and then: {reason(error)}: check the network and "
-        "run this again"
-    )

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from unearth.fetchers import PyPIClient
 
 
+MAXIMUM_WHEEL = 256 << 20
+"""Bytes that a wheel may have that no lock names: one with all the Python code of these projects has a twentieth of
+that."""
+
+
 def path(artefact: Artefact) -> Path:
     """Where the cache keeps `artefact`, there or not."""
     return cache.folder() / "artefacts" / artefact.sha256 / artefact.file
@@ -304,7 +309,8 @@ def pin(client: "PyPIClient", offer: Offer) -> Artefact:
             return Artefact(file=offer.file, size=kept.stat().st_size, sha256=offer.sha256)
     with tempfile.TemporaryDirectory(dir=cache.make(cache.folder() / "artefacts"), prefix="new-") as folder:
         draft = Path(folder) / offer.file
-        size, sha256 = _save_offer(client, offer, draft)
+        say(f"fetching {offer.file}")
+        size, sha256 = fetch_offer(client, offer, draft)
         artefact = Artefact(file=offer.file, size=size, sha256=sha256)
         kept = path(artefact)
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -312,11 +318,17 @@ def pin(client: "PyPIClient", offer: Offer) -> Artefact:
     return artefact
 
 
-def _save_offer(client: "PyPIClient", offer: Offer, file: Path) -> tuple[int, str]:
-    """Fetches a wheel of unknown size; gives its size and its sha256."""
-    import httpx2
+def fetch_offer(client: "PyPIClient", offer: Offer, file: Path) -> tuple[int, str]:
+    """Fetches a wheel that no lock names into the new file `file`.
 
-    say(f"fetching {offer.file}")
+    Returns:
+        Its size and its sha256.
+
+    Raises:
+        OverlayError: it cannot be fetched, is empty or too large, or is not what the index says.
+    """
+    from overlay.queue.client import FAILURES
+
     digest = hashlib.sha256()
     size = 0
     try:
@@ -324,17 +336,23 @@ def _save_offer(client: "PyPIClient", offer: Offer, file: Path) -> tuple[int, st
             response.raise_for_status()
             for chunk in response.iter_bytes():
                 size += len(chunk)
+                if size > MAXIMUM_WHEEL:
+                    raise OverlayError(
+                        f"{shown(offer.url)}: expected a wheel of at most {MAXIMUM_WHEEL} bytes, found more: this is "
+                        "no wheel of a release"
+                    )
                 digest.update(chunk)
                 target.write(chunk)
-    except httpx2.HTTPError as error:
+    except FAILURES as error:
         raise OverlayError(
             f"{shown(offer.url)}: expected a wheel, found {size} bytes and then: {reason(error)}: check the network "
             "and run this again"
         ) from None
     if size == 0 or offer.sha256 not in (None, digest.hexdigest()):
+        expected = "a wheel" if offer.sha256 is None else f"sha256 {offer.sha256}"
         raise OverlayError(
-            f"{shown(offer.url)}: expected sha256 {offer.sha256}, found {size} bytes with {digest.hexdigest()}: the "
-            "download was cut or is another file, nothing was kept, run this again"
+            f"{shown(offer.url)}: expected {expected}, found {size} bytes with {digest.hexdigest()}: the download was "
+            "cut or is another file, nothing was kept, run this again"
         )
     return size, digest.hexdigest()
 

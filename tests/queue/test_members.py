@@ -12,7 +12,7 @@ import pytest
 from packaging.version import Version
 
 from overlay.errors import OverlayError
-from overlay.queue import members
+from overlay.queue import members, source
 from overlay.queue.source import Offer, PipSettings
 from tests.queue.server import Handler, Server, serving
 from tests.sample import archive, digest, module
@@ -45,11 +45,15 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
+def offered(server: Server, sha256: str | None = digest(WHEEL)) -> Offer:
+    """The wheel, as a page of the server's lists it."""
+    return Offer(Version("1.0"), NAME, f"{server.url}/{NAME}", sha256, None, False)
+
+
 def read(server: Server, sha256: str | None = digest(WHEEL), settings: PipSettings | None = None) -> members.Members:
     """The members, as of a wheel that a page of the server's lists with this hash."""
-    offer = Offer(Version("1.0"), NAME, f"{server.url}/{NAME}", sha256, None, False)
     with (settings or PipSettings()).client() as client:
-        return members.read(client, offer, PATHS)
+        return members.read(client, offered(server, sha256), PATHS)
 
 
 def fails(server: Server, *parts: str, sha256: str | None = digest(WHEEL)) -> str:
@@ -221,10 +225,14 @@ def test_a_member_that_is_too_large(server: Server, ranges: bool) -> None:
     fails(server, "expected a wheel, found", "'demo/core.py'", "exceeds limit", sha256=digest(content))
 
 
-def test_a_wheel_that_is_too_large(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_that_is_too_large(server: Server, cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.ranges = False
-    monkeypatch.setattr(members, "MAXIMUM_WHEEL", 1_000_000)
-    fails(server, "expected a wheel of at most 1000000 bytes, found more")
+    monkeypatch.setattr(source, "MAXIMUM_WHEEL", 1_000_000)
+    said = fails(server, "expected a wheel of at most 1000000 bytes, found more")
+    with PipSettings().client() as client, pytest.raises(OverlayError) as caught:
+        source.pin(client, offered(server))
+    assert str(caught.value) == said
+    assert not list(cached.parent.rglob("*.whl"))
 
 
 def test_a_server_that_breaks_off(server: Server) -> None:
