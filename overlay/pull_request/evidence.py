@@ -24,7 +24,6 @@ class Evidence:
     table: str
     repeat: str
     program: str
-    program_said: str
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,6 @@ def collect(
                 f"Measured with the release {release}, stock and with this change. In a checkout of modeling-overlay, "
                 f"`{measured.command}` measures it again.",
                 program,
-                "Without anything else, this shows it, before and after:",
             )
         )
     return found

@@ -30,7 +30,7 @@ def write(patches: Sequence[Patch], author: Identity, folder: Path) -> list[Path
         mail["From"] = Address(author.name, addr_spec=author.email)
         mail["Subject"] = f"[PATCH] {patch.subject}"
         _check(patch)
-        body = f"{message(patch)}\n---\n\n{diff(patch)}"
+        body = f"{message(patch)}\n---\n\n{patch.diff}"
         mail.set_content(body, cte="8bit")
         file = folder / f"{number:04}.patch"
         file.write_bytes(b"From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001\n" + bytes(mail))
@@ -44,15 +44,9 @@ def message(patch: Patch) -> str:
     return patch.reason + (f"\n\nThis is a backport of {origin[1]}." if origin else "")
 
 
-def diff(patch: Patch) -> str:
-    """What the patch changes, without git's or anybody's signature below."""
-    text = patch.file.read_bytes().decode("utf-8")
-    return re.sub(r"\n-- \n[^\n]*\n*\Z", "\n", text[text.index("\ndiff --git ") + 1 :])
-
-
 def _check(patch: Patch) -> None:
     rows = [patch.subject, *message(patch).splitlines()]
-    rows += [row[1:] for row in diff(patch).splitlines() if row.startswith("+")]
+    rows += [row[1:] for row in patch.diff.splitlines() if row.startswith("+")]
     found = next((row for row in rows if _NAMES.search(row)), None)
     if found is not None:
         raise OverlayError(

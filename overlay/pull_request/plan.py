@@ -33,15 +33,13 @@ class Held:
 class Plan:
     """The patches that are left for a pull request, and what is there already.
 
-    `later` is what upstream mends itself in later releases; `exact` is whether the changes of code fit without a merge;
-    `version` is the base's own, where it says one.
+    `later` is what upstream mends itself in later releases; `version` is the base's own, where it says one.
     """
 
     series: Series
     patches: tuple[Patch, ...]
     held: tuple[Held, ...]
     later: tuple[Held, ...]
-    exact: bool
     version: Version | None
 
 
@@ -100,7 +98,7 @@ def make(patches: Path, project: str, package: Package, base: Checkout) -> Plan:
         named = [code for code in later for fault in patch.faults if code.startswith(f"{fault.code}: ")]
         if patch.trailers[_APPLIED] != "no" and not named:
             later[patch.subject] = Held(patch.subject, patch.trailers[_APPLIED])
-    return Plan(chosen, tuple(left), tuple(held), tuple(later.values()), bool(fitting), version)
+    return Plan(chosen, tuple(left), tuple(held), tuple(later.values()), version)
 
 
 def places(queue: Series, project: str, package: Package, folder: Path) -> list[Place]:

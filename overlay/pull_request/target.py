@@ -125,11 +125,11 @@ def check_free(target: Target) -> None:
             f"{target.checkout}: expected no branch {target.branch}, found one, of an earlier run perhaps: name "
             f"another with --branch, or take it away: {'; '.join(target.undo)}"
         )
-    for place, option in ((target.tree, "--tree"), (target.text, "--tree")):
+    for place in (target.tree, target.text):
         if place.exists() or place.is_symlink():
             raise OverlayError(
                 f"{place}: expected nothing there, found a {'folder' if place.is_dir() else 'file'}: move it away, or "
-                f"name another place with {option}"
+                "name another place with --tree"
             )
 
 

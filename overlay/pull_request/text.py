@@ -103,7 +103,10 @@ def _body(plan: Plan, base: Checkout, measured: Sequence[Evidence], outcomes: Se
     for one in measured:
         parts += [f"### {one.title}", one.caption, one.table, one.repeat]
         if one.program:
-            parts += [one.program_said, f"```python\n{one.program.strip()}\n```"]
+            parts += [
+                "Without anything else, this shows it, before and after:",
+                f"```python\n{one.program.strip()}\n```",
+            ]
     checks = [f"- {outcome}{_how(outcome)}" for outcome in outcomes]
     at = f"{plan.version}, {base.commit[:12]}" if plan.version else base.commit[:12]
     parts += ["### Checks", f"On {at}:\n\n" + "\n".join(checks)] if checks else []
