@@ -18,12 +18,9 @@ def debug() -> argparse.ArgumentParser:
     return parent
 
 
-def checkout(extra: str = "queue") -> argparse.ArgumentParser:
-    """For a parser's `parents`: `--root` and `--debug`, for a verb that works on a checkout of this project.
-
-    Args:
-        extra: the extra in pyproject.toml that has the verb's libraries.
-    """
+def checkout() -> argparse.ArgumentParser:
+    """For a parser's `parents`: `--root` and `--debug`, for a verb that works on a checkout of this project. Its
+    libraries are those of the extra `queue` in pyproject.toml."""
     parent = argparse.ArgumentParser(add_help=False, parents=[debug()])
     parent.add_argument(
         "--root",
@@ -31,7 +28,7 @@ def checkout(extra: str = "queue") -> argparse.ArgumentParser:
         metavar="DIR",
         help="the checkout with upstream.lock and patches/ (default: the one that this program lies in)",
     )
-    parent.set_defaults(extra=extra)
+    parent.set_defaults(extra="queue")
     return parent
 
 
