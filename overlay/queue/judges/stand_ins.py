@@ -176,7 +176,7 @@ class NNModule:
         miss(f"torch.nn.Module.{name}")
 
     def forward(self, *_arguments: Any) -> Any:
-        raise NotImplementedError
+        miss("torch.nn.Module.forward")
 
     def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
@@ -363,7 +363,7 @@ class Function:
 
     @staticmethod
     def forward(*_arguments: Any) -> Any:
-        raise NotImplementedError
+        miss("torch.autograd.Function.forward")
 
 
 class Context:
