@@ -99,7 +99,7 @@ def _pinned(path: Path, name: str, package: Package, position: int, use: Use | N
             f"{name} {release.version}: expected a release that is not delivered yet, found revision "
             f"{release.revision} of it: whoever has that wheel counts on it: change the lock by hand if you mean it"
         )
-    wheel = Wheel.read(source.read(name, release.wheel), release.wheel.file)
+    wheel = Wheel.pinned(name, release.wheel)
     queue, made = _fitting(path, name, package, wheel, release.version)
     delivered = Release.model_validate(
         {

@@ -38,7 +38,7 @@ class Upstream:
     @cached_property
     def wheel(self) -> Wheel:
         """Upstream's wheel. Raises OverlayError as `source.read` and `Wheel.read` do."""
-        return Wheel.read(source.read(self.project, self.release.wheel), self.release.wheel.file)
+        return Wheel.pinned(self.project, self.release.wheel)
 
     def member(self, path: str) -> bytes:
         """The content of a file by its path in the wheel. Raises OverlayError where there is none."""

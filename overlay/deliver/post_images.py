@@ -12,7 +12,7 @@ from pathlib import Path
 from overlay import manifest
 from overlay.deliver.wheel import Wheel
 from overlay.errors import OverlayError
-from overlay.queue import images, series, source
+from overlay.queue import images, series
 from overlay.queue.lock import Lock, Package, Release
 
 
@@ -63,7 +63,7 @@ def make(patches: Path, project: str, package: Package, release: Release) -> Ove
         OverlayError: the artefact is not to be had, the series does not fit, or the lock names something else.
     """
     assert release.series is not None
-    wheel = Wheel.read(source.read(project, release.wheel), release.wheel.file)
+    wheel = Wheel.pinned(project, release.wheel)
     queue = series.read(patches / release.series)
     made = images.make(queue, package.prefix, lambda path: wheel.member(path).content(), "overlay")
     named = [file for file in release.files if file.path in _paths(queue, package)]

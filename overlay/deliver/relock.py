@@ -192,7 +192,7 @@ def _check_images(queue: series.Series, name: str, package: Package, release: Re
 
 
 def _images(queue: series.Series, name: str, package: Package, release: Release) -> list[images.Image]:
-    wheel = Wheel.read(source.read(name, release.wheel), release.wheel.file)
+    wheel = Wheel.pinned(name, release.wheel)
     return images.make(queue, package.prefix, lambda file: wheel.member(file).content())
 
 

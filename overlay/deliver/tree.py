@@ -16,7 +16,7 @@ from overlay.deliver.apply import changes, check_target, products
 from overlay.deliver.wheel import Wheel, patched, relabelled, save, with_tree
 from overlay.errors import OverlayError
 from overlay.progress import say
-from overlay.queue import images, source
+from overlay.queue import images
 from overlay.queue.checkout import Checkout, fitting, project_of
 from overlay.queue.lock import Lock, Package
 
@@ -159,14 +159,14 @@ def _nearest(
         older = [release for release in ordered if Version(release.version) <= Version(wanted)]
         release = older[-1] if older else ordered[0]
     say(f"metadata comes from {release.wheel.file}")
-    return Wheel.read(source.read(project, release.wheel), release.wheel.file)
+    return Wheel.pinned(project, release.wheel)
 
 
 def _most_alike(project: str, package: Package, queue: str, tree: Mapping[str, bytes]) -> Wheel:
     """The wheel with the most files as in the tree, of the pinned releases that have the series; of equals the
     latest."""
     releases = [release for release in package.releases if release.series == queue] or package.releases
-    wheels = [Wheel.read(source.read(project, release.wheel), release.wheel.file) for release in releases]
+    wheels = [Wheel.pinned(project, release.wheel) for release in releases]
 
     def alike(wheel: Wheel) -> tuple[int, Version]:
         same = sum(tree.get(package.prefix + member.name) == member.content() for member in wheel.members)

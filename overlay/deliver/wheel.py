@@ -14,6 +14,8 @@ from packaging.utils import canonicalize_name
 from overlay import cache
 from overlay.deliver import archive, record
 from overlay.errors import OverlayError
+from overlay.queue import source
+from overlay.queue.lock import Artefact
 
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")
 _HASHES = ("sha256=", "sha384=", "sha512=")
@@ -84,6 +86,11 @@ class Wheel:
             )
         wheel.check_project(name.partition("-")[0])
         return wheel
+
+    @classmethod
+    def pinned(cls, project: str, artefact: Artefact) -> "Wheel":
+        """Upstream's wheel, as the lock names it. Raises OverlayError as `source.read` and `read` do."""
+        return cls.read(source.read(project, artefact), artefact.file)
 
     def check_project(self, project: str) -> None:
         """Raises OverlayError where the metadata is that of another project than `project`."""
