@@ -48,13 +48,29 @@ def test_a_pin_for_the_tests_with_the_files_of_another(sample: Sample) -> None:
     ]
 
 
-def test_patches_that_upstream_has_everywhere_and_that_nobody_takes(sample: Sample) -> None:
+def test_a_patch_that_upstream_has_everywhere(sample: Sample) -> None:
     sample.rewrite(1, "Applied-Upstream: no", "Applied-Upstream: 1.0")
     sample.rewrite(1, "Applied-Upstream: no", "Applied-Upstream: 2.1", "demo-2.0")
     assert sample.overlay("retire").succeeds().stdout.splitlines() == [
         "every series is needed",
         "demo-1.0-1.1/0001-Subtract-in-the-core.patch: upstream has it since 1.0, and so has every release that the "
         "series serves (1.0 and later): drop its commit (overlay edit, overlay refresh)",
+    ]
+
+
+def test_a_patch_for_wheels_where_none_is_delivered(sample: Sample) -> None:
+    patches = [
+        sample.rewrite(number, f"Delivery: {delivery}\n", "Delivery: wheel\n", "plain-3.0")
+        for number, delivery in ((1, "wheel, overlay, pull-request"), (2, "wheel, overlay"))
+    ]
+    assert sample.overlay("retire").succeeds().stdout == "every series is needed\n"
+    entry = r'version = "3\.0"\nuse = )"deliver"\n(.*\n)revision = 1\n((?:.+\n)*?)built = .*\n'
+    text, number = re.subn(f"({entry}", r'\1"test"\n\2\3', sample.lock.read_text())
+    assert number == 1
+    sample.lock.write_text(text)
+    assert sample.overlay("retire").succeeds().stdout.splitlines()[1:] == [
+        f"plain-3.0/{patch.name}: it is for wheels alone, and no release of the series is delivered: drop its commit"
+        for patch in patches
     ]
 
 
