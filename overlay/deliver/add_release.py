@@ -1,6 +1,5 @@
 """Pins another release: finds its wheel, its hashes and its pre-images, and the series that fits."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -137,7 +136,7 @@ def _fetched(name: str, version: str) -> tuple[Wheel, dict[str, Any]]:
 def _chosen(name: str, version: str, offered: Sequence[Offer]) -> Offer:
     """The wheel of that version for every platform."""
     wheels = [offer for offer in offered if str(offer.version) == version]
-    usable = [offer for offer in wheels if re.search(r"-none-any\.whl$", offer.file)]
+    usable = [offer for offer in wheels if offer.file.endswith("-none-any.whl")]
     if not usable:
         others = ", ".join(offer.file for offer in wheels)
         newest = max(offered, key=lambda offer: offer.version)
@@ -167,10 +166,8 @@ def _fitting(path: Path, name: str, package: Package, wheel: Wheel, version: str
             f"nothing to pin; {_right(package, queues, wheel, version)}"
         )
     if fits:
-        other, nearer = (
-            fits[0][0].name,
-            [reason for queue, reason in reasons.items() if lock.in_range(name, queue, version)],
-        )
+        other = fits[0][0].name
+        nearer = [reason for queue, reason in reasons.items() if lock.in_range(name, queue, version)]
         raise OverlayError(
             f"{where}: expected a series whose range holds it, found that {other} applies, whose range does not"
             f"{f', and that the one of its range does not apply ({nearer[0]})' if nearer else ''}: rename it (git mv "

@@ -56,7 +56,7 @@ class Upstream:
         return {
             f"{self.package.prefix}{member.name}": member.content()
             for member in self.wheel.members
-            if member.name.startswith(f"{self.project}/") and not member.name.endswith("/")
+            if member.name.startswith(f"{self.project}/")
         }
 
     @cached_property

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from overlay.progress import say
 from overlay.queue import git, judges, kept
@@ -117,15 +116,15 @@ def _said(text: str) -> str:
             encoding="utf-8",
         )
         try:
-            said: Any = process.communicate(text, timeout=LIMIT)[0]
+            said, _ = process.communicate(text, timeout=LIMIT)
         except subprocess.TimeoutExpired:
             process.kill()
-            said = process.communicate()[0]
+            said, _ = process.communicate()
         except BaseException:
             process.kill()
             process.wait()
             raise
-    return str(said)[: str(said).rfind("\n") + 1]
+    return said[: said.rfind("\n") + 1]
 
 
 @cache
