@@ -59,8 +59,9 @@ def write(path: Path, text: str) -> None:
 
 
 @contextmanager
-def locked(name: str) -> Iterator[int]:
-    """Hold the lock `name` of the cache folder against every other process; says so on stderr when it has to wait.
+def locked(name: str, place: Path | None = None) -> Iterator[int]:
+    """Hold the lock `name` of the cache folder, or the one of that name that `place` has, against every other process;
+    says so on stderr when it has to wait.
 
     The kernel lets go of an flock(2) when its holder ends, however it ends, so a lock never has to be cleaned up;
     the lock's file stays, because removing it would let two holders in.
@@ -72,6 +73,10 @@ def locked(name: str) -> Iterator[int]:
     Raises:
         OverlayError: the lock's file cannot be made.
     """
+    if place is not None:
+        from hashlib import sha256
+
+        name = f"{name}-{sha256(os.fsencode(place.resolve())).hexdigest()[:16]}"
     path = make(folder() / "locks") / f"{name}.lock"
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

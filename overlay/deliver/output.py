@@ -8,7 +8,6 @@ with RENAME_SWAP on macOS).
 import ctypes
 import errno
 import fcntl
-import hashlib
 import os
 import re
 import shutil
@@ -42,8 +41,7 @@ def replaced(
             it cannot be written.
     """
     target = Path(os.path.realpath(target))
-    name = hashlib.sha256(os.fsencode(target)).hexdigest()[:16]
-    with cache.locked(f"output-{name}"):
+    with cache.locked("output", target):
         _check(target, advice)
         target.parent.mkdir(parents=True, exist_ok=True)
         prefix = f".{target.name}.overlay-"

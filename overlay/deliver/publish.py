@@ -154,8 +154,7 @@ def _check(source: Path, folder: Path) -> None:
 def _alone(folder: Path) -> Iterator[None]:
     """Keeps every other run off `folder`: of this user by the cache, and of all by a lock of the folder itself, which
     some network file systems do not have."""
-    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    with cache.locked(f"publish-{name}"):
+    with cache.locked("publish", folder):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             try:

@@ -2,7 +2,6 @@
 built wheel."""
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +22,7 @@ from overlay.queue.lock import Exchanged, Location, Lock, Package, Release
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Keeps every other run off the lock and the series beside it, as long as it changes them."""
-    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
-    with cache.locked(f"queue-{name}"):
+    with cache.locked("queue", path):
         for left in path.resolve().parent.glob(f".{path.name}.overlay-*"):  # of a killed run
             left.unlink(missing_ok=True)
         yield
