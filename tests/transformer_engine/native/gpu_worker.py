@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformer_engine.common import recipe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from tests.speed.turns import serve
+from overlay.measure.turns import serve
 from tests.transformer_engine.native import recompute_worker
 from tests.transformer_engine.native.recompute_worker import BATCH, NORMS, WIDTH, Block, Case, compared
 

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from tests.speed.turns import TurnError, rounds, turn
+from overlay.measure.turns import TurnError, rounds, turn
 from tests.variants import ROOT
 
 WORKER = """
 import sys, time
-from tests.speed.turns import serve
+from overlay.measure.turns import serve
 
 def fail():
     raise ValueError("no\\nmore")

@@ -1,0 +1,41 @@
+"""The files of a run card: each is replaced at once, the JSON last."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from overlay.errors import OverlayError
+from overlay.measure import card, markdown, picture
+
+
+def check(place: Path) -> None:
+    """Whether the folder of a card can be written. Raises OverlayError before anything is measured."""
+    folder = place.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OverlayError(f"the folder {folder} cannot be made ({error.strerror}): name another with --out") from error
+    if not os.access(folder, os.W_OK):
+        raise OverlayError(f"the folder {folder} cannot be written: name another with --out")
+
+
+def write(made: card.Card, place: Path) -> Iterator[Path]:
+    """Writes `place.png`, `.md` and `.json`; yields each.
+
+    Args:
+        place: a path without suffix.
+    """
+    drawn = place.with_name(f"{place.name}.png")
+    contents = {
+        drawn: picture.png(made),
+        place.with_name(f"{place.name}.md"): markdown.document(made, drawn.name).encode(),
+        place.with_name(f"{place.name}.json"): card.write(made).encode(),
+    }
+    for file, content in contents.items():
+        temporary = file.with_name(f".{file.name}.{os.getpid()}")
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(file)
+        finally:
+            temporary.unlink(missing_ok=True)
+        yield file
