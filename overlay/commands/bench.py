@@ -64,6 +64,7 @@ def add(verbs: Verbs) -> None:
     run.add_argument("--rounds", type=_positive, default=7, metavar="N", help="of timing (7)")
     run.add_argument("--out", type=Path, metavar="DIR", help="where the card goes (default: the current folder)")
     run.add_argument("--name", metavar="NAME", help="of the card's files (default: that of the model)")
+    run.add_argument("--no-picture", dest="picture", action="store_false", help="no PNG, which needs matplotlib")
     run.add_argument("--dry-run", action="store_true", help="print the plan, and measure nothing")
     parser.set_defaults(command=_run, parser=parser)
 
@@ -118,7 +119,7 @@ def _run(options: argparse.Namespace) -> int:
         for settings in planned:
             print(_plan_text(options, settings))  # noqa: T201
         return 0
-    for library in ("pydantic", "matplotlib"):
+    for library in ("pydantic", *(["matplotlib"] if options.picture else [])):
         if find_spec(library) is None:  # before minutes of measuring, not after
             raise ModuleNotFoundError(f"No module named {library!r}", name=library)
     return max(_measure(options, settings) for settings in planned)
@@ -205,9 +206,11 @@ def _measure(options: argparse.Namespace, settings: Settings) -> int:
     if settings.batch == 0:
         plan = replace(plan, settings=run.fill(plan, options.budget))
     card = run.measure(plan)
-    for file in output.write(card, place):
+    for file in output.write(card, place, drawn=options.picture):
         print(f"wrote {file}")  # noqa: T201
     print(markdown.verdict(card))  # noqa: T201
+    for line in card.off:
+        print(f"- {line}")  # noqa: T201
     for line in card.advice:
         print(f"- {line}")  # noqa: T201
     if card.budget is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from overlay.measure import model, ranks
+from overlay.measure import blocks, model, ranks
 from overlay.measure.settings import Settings
 from overlay.measure.step import Trial
 from overlay.measure.turns import serve
@@ -44,10 +44,12 @@ class Answers:
             "device memory": total,
             "free": torch.cuda.mem_get_info()[0] if device == "cuda" else None,
             "threads": torch.get_num_threads(),
+            "clock": "CPU time" if trial.cpu_time else "wall time",
             "parameters": sum(one.numel() for one in trial.model.parameters()),
             "tokens": trial.task.tokens,
             "sizes": dict(trial.task.sizes),
-            "blocks": {name: type(block).__name__ for name, block in trial.blocks.items()},
+            "blocks": trial.classes,
+            "longest": max((len(row) for row in blocks.rows(trial.blocks).values()), default=0),
         }
 
     def ask(self, what: str, *arguments: Any) -> Any:

@@ -18,17 +18,19 @@ Outcome = Literal["ok", "out of memory", "failed", "not available"]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
 class Machine(_Model):
-    """Where it ran. `load`: of the last minute, at the end; `threads`: of each process."""
+    """Where it ran. `load`: of the last minute, at the end; `threads`: of each process;
+    `clock`: what times are of."""
 
     device: str
     device_memory: Bytes | None
     torch: str
     cores: int
     threads: int
+    clock: Literal["CPU time", "wall time"]
     load: float
 
 
@@ -193,7 +195,7 @@ class Card(_Model):
 
 def write(card: Card) -> str:
     """The card's JSON."""
-    return json.dumps(card.model_dump(), indent=1, ensure_ascii=False, allow_nan=True) + "\n"
+    return card.model_dump_json(indent=1) + "\n"
 
 
 def read(path: Path) -> Card:

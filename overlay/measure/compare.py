@@ -105,7 +105,7 @@ def _mode(where: str, before: Mode, after: Mode) -> Iterator[Change]:
         one, other = before.saved.total, after.saved.total
         yield Change(where, "saved for the backward", size(one), size(other), _word(one, other, 0))
     yield from _time(where, before, after)
-    if before.parity is not None and after.parity is not None:
+    if before.mode != "off" and before.parity is not None and after.parity is not None:
         worst = [max(one.loss, one.gradient, one.metric) for one in (before.parity, after.parity)]
         word = _word(worst[0], worst[1], max(worst) / 2)
         yield Change(where, "largest difference from off", f"{worst[0]:.1e}", f"{worst[1]:.1e}", word)

@@ -20,7 +20,7 @@ def off(found: Mode, base: Mode | None) -> list[str]:
         base: `off` of the same build; None where it was not measured.
     """
     if found.outcome != "ok":
-        return [": ".join(filter(None, (found.outcome, found.message)))]
+        return [": ".join(filter(None, (found.outcome, found.message))), *_findings(found)]
     return [*_memory(found, base), *_time(found), *_parity(found), *_granularity(found)]
 
 
@@ -62,16 +62,21 @@ def _granularity(found: Mode) -> Iterator[str]:
         yield f"{granularity.checkpointed} of {granularity.found} blocks are checkpointed"
     if granularity.twice:
         yield f"{granularity.twice} blocks are checkpointed more than once"
-    for one in granularity.findings:
+    yield from _findings(found)
+
+
+def _findings(found: Mode) -> Iterator[str]:
+    for one in found.granularity.findings if found.granularity is not None else ():
         if one.severity != "info":
             yield f"{one.code}: {one.where}: {one.what}: {one.why}"
 
 
-def advice(memory: Memory, best: float | None) -> list[str]:
+def advice(memory: Memory, best: float | None, *, sharded: bool = False) -> list[str]:
     """Where memory goes without checkpointing, and what would lower it.
 
     Args:
         best: by what part the best mode lowers the peak, where one was measured.
+        sharded: the model is sharded already.
     """
     peak = memory.peak
     state = memory.parameters + memory.gradients_at_peak + memory.optimizer
@@ -92,7 +97,7 @@ def advice(memory: Memory, best: float | None) -> list[str]:
         told.append(
             f"checkpointing cannot take {MEMORY:.0%} off: activations are {memory.activations / peak:.0%}{measured}"
         )
-    if state >= 0.4 * peak:
+    if state >= 0.4 * peak and not sharded:
         told.append(
             f"sharding over N ranks (fully_shard) divides the {state / peak:.0%} of parameters, gradients and "
             "optimizer state by N"

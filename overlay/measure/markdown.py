@@ -46,7 +46,7 @@ def verdict(card: Card) -> str:
     build = card.ours.name
     if card.passed:
         return f"pass: {build}"
-    return f"{build} is off: " + "; ".join(card.off)
+    return f"{build} is off in {len(card.off)} of what is accepted"
 
 
 def document(card: Card, picture: str | None) -> str:
@@ -68,8 +68,8 @@ def _machine(card: Card) -> str:
     machine = card.machine
     rounds = next((len(mode.time.rounds) for build in card.builds for mode in build.modes if mode.time), 0)
     return (
-        f"{machine.threads} of {machine.cores} cores, load {machine.load:.1f}; times are medians of {rounds} rounds, "
-        "all builds and modes in turn"
+        f"{machine.threads} of {machine.cores} cores, load {machine.load:.1f}; times are medians of {rounds} rounds "
+        f"({machine.clock}), all builds and modes in turn"
     )
 
 
@@ -113,6 +113,11 @@ def _modes(card: Card) -> Iterator[str]:
         for mode in build.modes
     ]
     yield from _table(head, rows)
+    for build in card.builds:
+        for mode in build.modes:
+            for what in mode.off:
+                yield f"- {build.name}, {name(mode.mode)}: {what}"
+    yield ""
 
 
 def _cells(mode: Mode, base: Mode | None) -> list[str]:
@@ -134,10 +139,10 @@ def _cells(mode: Mode, base: Mode | None) -> list[str]:
 
 def _word(mode: Mode) -> str:
     if mode.outcome != "ok":
-        return ": ".join(filter(None, (mode.outcome, mode.message)))
+        return mode.outcome
     if mode.mode == "off":
         return ""
-    return "; ".join(mode.off) or "pass"
+    return "off" if mode.off else "pass"
 
 
 def _parity(card: Card) -> Iterator[str]:

@@ -140,6 +140,8 @@ def _sizes(default: Any, settings: Settings) -> dict[str, Any]:
         wanted |= {
             name: 0 for name in ids if isinstance(one := getattr(default, name, None), int) and one >= settings.vocab
         }
+    if getattr(default, "is_encoder_decoder", False) and getattr(default, "decoder_start_token_id", None) is None:
+        wanted["decoder_start_token_id"] = 0
     if hasattr(default, "max_position_embeddings"):
         wanted["max_position_embeddings"] = max(settings.seq + 2, getattr(default, "max_position_embeddings", 0) or 0)
     for name in ("layer_types", "mlp_layer_types"):

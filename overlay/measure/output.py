@@ -19,16 +19,17 @@ def check(place: Path) -> None:
         raise OverlayError(f"the folder {folder} cannot be written: name another with --out")
 
 
-def write(made: card.Card, place: Path) -> Iterator[Path]:
+def write(made: card.Card, place: Path, *, drawn: bool = True) -> Iterator[Path]:
     """Writes `place.png`, `.md` and `.json`; yields each.
 
     Args:
         place: a path without suffix.
+        drawn: False leaves the picture out, which needs matplotlib.
     """
-    drawn = place.with_name(f"{place.name}.png")
-    contents = {
-        drawn: picture.png(made),
-        place.with_name(f"{place.name}.md"): markdown.document(made, drawn.name).encode(),
+    image = place.with_name(f"{place.name}.png")
+    contents = {image: picture.png(made)} if drawn else {}
+    contents |= {
+        place.with_name(f"{place.name}.md"): markdown.document(made, image.name if drawn else None).encode(),
         place.with_name(f"{place.name}.json"): card.write(made).encode(),
     }
     for file, content in contents.items():

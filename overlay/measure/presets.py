@@ -9,10 +9,10 @@ from overlay.errors import OverlayError
 from overlay.measure.settings import SEGMENTATION
 
 _CPU: Mapping[str, Mapping[str, Any]] = {
-    "llama": {"layers": 8, "hidden": 64, "heads": 4, "vocab": 512, "seq": 256, "batch": 2},
-    "bert": {"layers": 8, "hidden": 64, "heads": 4, "vocab": 512, "seq": 256, "batch": 2},
-    SEGMENTATION: {"layers": 4, "hidden": 64, "heads": 4, "image": 256, "batch": 1},
-    "t5": {"layers": 4, "hidden": 64, "heads": 4, "vocab": 512, "seq": 128, "batch": 2},
+    "llama": {"layers": 8, "hidden": 128, "heads": 4, "vocab": 1024, "seq": 256, "batch": 4},
+    "bert": {"layers": 8, "hidden": 128, "heads": 4, "vocab": 1024, "seq": 256, "batch": 4},
+    SEGMENTATION: {"layers": 6, "hidden": 128, "heads": 4, "image": 384, "batch": 1},
+    "t5": {"layers": 6, "hidden": 64, "heads": 4, "vocab": 512, "seq": 128, "batch": 4},
     "mixtral": {
         "layers": 6,
         "hidden": 64,

@@ -100,6 +100,7 @@ def outcome(error: str) -> tuple[card.Outcome, str]:
     lines = [line for line in error.splitlines() if line.strip()]
     ended = error.startswith("the worker ended")
     message = lines[-1].strip() if ended and len(lines) > 1 else lines[0].strip()
+    message = message.removeprefix("RankError: ")
     if _MEMORY.search(error) or (ended and len(lines) == 1):
         # Without a word it was killed: by the kernel, for want of memory
         return "out of memory", message[:_LINE]
@@ -145,7 +146,8 @@ def measure(plan: Plan) -> card.Card:
         about = {kind: _about(worker) for kind, worker in workers.items()}
         judged = plan.judged.kind
         columns = [Column(worker, mode) for worker in workers.values() for mode in plan.modes]
-        others = [Column(workers[judged], mode) for mode in plan.choices]
+        longest = int(about[judged]["longest"])
+        others = [Column(workers[judged], mode) for mode in plan.choices if _size(mode) <= longest]
         bases = {id(worker): _base(worker, columns) for worker in workers.values()}
         for column in (*columns, *others):
             _look(column, bases[id(column.worker)])
@@ -169,9 +171,24 @@ def _about(worker: Worker) -> Mapping[str, Any]:
     try:
         answer: Mapping[str, Any] = worker.ask("about")
     except TurnError as error:
-        _, message = outcome(str(error))
-        raise OverlayError(message.removeprefix("SizeError: ")) from error
+        raise _no_model(worker, error) from error
     return answer
+
+
+def _no_model(worker: Worker, error: TurnError) -> OverlayError:
+    _, message = outcome(str(error))
+    if "No module named" in message:
+        return OverlayError(
+            f"expected torch and transformers for {worker.build.interpreter}, found {message}: with --here, run this "
+            "by the Python that trains"
+        )
+    return OverlayError(message.removeprefix("SizeError: "))
+
+
+def _size(mode: str) -> int:
+    """How many blocks a mode groups; 1 where it groups none."""
+    kind, _, number = mode.partition(":")
+    return int(number) if kind == "group" else 1
 
 
 def _base(worker: Worker, columns: Sequence[Column]) -> Column:
@@ -218,13 +235,12 @@ def _card(
     others: Sequence[Column],
 ) -> card.Card:
     settings, judged = plan.settings, plan.judged.kind
-    tokens = int(about[judged]["tokens"])
     bases = {kind: _base(worker, columns) for kind, worker in workers.items()}
     made = {
-        kind: [_mode(column, bases[kind], settings, tokens) for column in columns if column.worker is worker]
+        kind: [_mode(column, bases[kind], settings, about[kind]) for column in columns if column.worker is worker]
         for kind, worker in workers.items()
     }
-    choices = [_mode(column, bases[judged], settings, tokens) for column in others]
+    choices = [_mode(column, bases[judged], settings, about[judged]) for column in others]
     builds = [
         card.Build(
             kind=kind,
@@ -236,8 +252,6 @@ def _card(
     ]
     ours = next(one for one in builds if one.kind == judged)
     wrong = [f"{mode.mode}: {what}" for mode in ours.modes for what in mode.off]
-    off = ours.mode("off")
-    lowered = [part for mode in ours.modes if mode.mode != "off" and (part := judge.less(mode, off)) is not None]
     every = [*ours.modes, *choices]
     best = None if plan.budget is None else judge.best_within(every, plan.budget)
     told = about[judged]
@@ -252,13 +266,14 @@ def _card(
             torch=told["torch"],
             cores=os.cpu_count() or 1,
             threads=told["threads"],
+            clock=told["clock"],
             load=round(os.getloadavg()[0], 2),
         ),
         subject=card.Subject(
             name=Path(settings.model).name,
             sizes=told["sizes"],
             parameters=told["parameters"],
-            tokens=tokens,
+            tokens=told["tokens"],
             blocks={name: blocks.count(name) for name in dict.fromkeys(blocks)},
         ),
         settings=asdict(settings),
@@ -266,13 +281,21 @@ def _card(
         builds=builds,
         choices=choices,
         choices_left_out=plan.choices_left_out,
-        advice=[] if off is None or off.memory is None else judge.advice(off.memory, max(lowered, default=None)),
+        advice=_advice(ours, sharded=settings.parallel == "fsdp"),
         budget=None
         if plan.budget is None
         else card.Budget(bytes=plan.budget, best=None if best is None else best.mode),
         passed=not wrong,
         off=wrong,
     )
+
+
+def _advice(ours: card.Build, *, sharded: bool) -> list[str]:
+    off = ours.mode("off")
+    if off is None or off.memory is None:
+        return []
+    lowered = [part for mode in ours.modes if mode is not off and (part := judge.less(mode, off)) is not None]
+    return judge.advice(off.memory, max(lowered, default=None), sharded=sharded)
 
 
 def _judged(mode: card.Mode, modes: Sequence[card.Mode]) -> card.Mode:
@@ -282,8 +305,8 @@ def _judged(mode: card.Mode, modes: Sequence[card.Mode]) -> card.Mode:
     return mode.model_copy(update={"off": wrong})
 
 
-def _mode(column: Column, base: Column, settings: Settings, tokens: int) -> card.Mode:
-    found = column.found
+def _mode(column: Column, base: Column, settings: Settings, about: Mapping[str, Any]) -> card.Mode:
+    found, blocks = column.found, len(about["blocks"])
     made: dict[str, Any] = {}
     if (memory := found.get("memory")) is not None:
         made["memory"] = _memory(memory)
@@ -292,7 +315,7 @@ def _mode(column: Column, base: Column, settings: Settings, tokens: int) -> card
     if column.mode != "off" and (saved is not None or column.findings):
         checkpointed = {} if saved is None else saved["checkpointed"]
         made["granularity"] = card.Granularity(
-            found=len(saved["blocks"]) if saved else 0,
+            found=blocks,
             checkpointed=len(checkpointed),
             twice=sum(count > 1 for count in checkpointed.values()),
             findings=[card.Found.model_validate(finding) for finding in _unique(column.findings)],
@@ -302,7 +325,7 @@ def _mode(column: Column, base: Column, settings: Settings, tokens: int) -> card
     elif parity is not None:
         made["parity"] = card.Parity(against=column.mode, **parity)
     if column.outcome == "ok" and column.seconds:
-        made["time"] = _times(column, base, settings, tokens)
+        made["time"] = _times(column, base, settings, int(about["tokens"]))
     return card.Mode(mode=column.mode, outcome=column.outcome, message=column.message, **made)
 
 
@@ -357,8 +380,7 @@ def fill(plan: Plan, bytes_: int) -> Settings:
             say(f"{plan.judged}: memory of a batch of {batch}")
             peaks.append(int(worker.ask("memory", "off")["peak"]))
         except TurnError as error:
-            _, message = outcome(str(error))
-            raise OverlayError(message.removeprefix("SizeError: ")) from error
+            raise _no_model(worker, error) from error
         finally:
             worker.stop()
     each = max(1, peaks[1] - peaks[0])

@@ -47,8 +47,8 @@ class ViTForSegmentation(PreTrainedModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.vit = ViTModel(config, add_pooling_layer=False)
-        stages, width = config.patch_size.bit_length() - 1, config.hidden_size
-        widths = [width, *(max(GROUPS, width // 2 ** (i + 1) // GROUPS * GROUPS) for i in range(stages))]
+        width = max(GROUPS, config.hidden_size // 2 // GROUPS * GROUPS)
+        widths = [config.hidden_size, *[width] * (config.patch_size.bit_length() - 1)]
         self.decoder = nn.ModuleList(Stage(into, out) for into, out in pairwise(widths))
         self.classifier = nn.Conv2d(widths[-1], CLASSES, 1)
         self.post_init()

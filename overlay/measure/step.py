@@ -28,6 +28,10 @@ RELEVANT = ("checkpointed-twice", "granularity", "in-place-operation")
 OPTIMIZERS = {"adamw": torch.optim.AdamW, "adafactor": torch.optim.Adafactor, "sgd": torch.optim.SGD}
 
 
+_Hook = tuple[nn.Module, int, Any]
+"""A module, the key of a forward hook on it, and the hook."""
+
+
 class ModeError(ValueError):
     """This model or release cannot do a mode: says why."""
 
@@ -44,6 +48,7 @@ class Trial:
         self.task = task
         self.model = task.model
         self.blocks = blocks.find(self.model)
+        self.classes = {name: type(block).__name__ for name, block in self.blocks.items()}
         self.called: nn.Module = self.model
         self._distribute()
         self.optimizer = OPTIMIZERS[settings.optimizer](self.model.parameters(), lr=RATE)
@@ -53,7 +58,8 @@ class Trial:
         generator.manual_seed(settings.seed + 1000)  # the same on all ranks
         self.validation = {name: one.to(settings.device) for name, one in task.batch(generator).items()}
         self._initial = [memory.local(one.detach()).to("cpu", copy=True) for one in self._state()]
-        self._flags: dict[str, list[tuple[nn.Module, dict[str, Any]]]] = {}
+        self._kept: dict[str, tuple[list[tuple[nn.Module, dict[str, Any]]], list[_Hook]]] = {}
+        self._hooks: list[_Hook] = []
         self._restore: segments.Restore | None = None
         self._base: Trained | None = None
         self.mode = ""
@@ -79,8 +85,8 @@ class Trial:
     def enable(self, mode: str) -> None:
         """Puts the model in a mode.
 
-        What transformers sets for a mode is kept, and set again later as it was: its own functions leave hooks behind
-        at each call, and give each layer a new function, for which compiled code would be compiled again.
+        What transformers sets for a mode is kept, and set again later as it was: its own functions add a hook to the
+        embeddings at each call, and give each layer a new function, for which compiled code would be compiled again.
 
         Raises:
             ModeError: the model, or this release, has no such mode.
@@ -104,22 +110,42 @@ class Trial:
         self.mode = mode
 
     def _look(self) -> None:
-        with torch.no_grad():
+        with torch.no_grad(), self._autocast():
             self.model(**self.batches[0])
+        self._reshard()
+
+    def _reshard(self) -> None:
+        """FSDP2 leaves the root gathered after a forward, for a backward that here does not come."""
+        if self.settings.parallel == "fsdp":
+            for module in self.model.modules():
+                if hasattr(module, "reshard"):
+                    module.reshard()
 
     def _apply(self, mode: str) -> None:
         names = ("gradient_checkpointing", "_gradient_checkpointing_func")
-        if mode in self._flags:
-            for module, flags in self._flags[mode]:
+        for module, key, _ in self._hooks:
+            module._forward_hooks.pop(key, None)
+        self._hooks = []
+        if mode in self._kept:
+            flags, self._hooks = self._kept[mode]
+            for module, values in flags:
                 for name in names:
                     vars(module).pop(name, None)
-                vars(module).update(flags)
+                vars(module).update(values)
+            for module, key, hook in self._hooks:
+                module._forward_hooks[key] = hook
             return
+        before = {module: set(module._forward_hooks) for module in self.model.modules()}
         self._set(mode)
-        self._flags[mode] = [
-            (module, {name: vars(module)[name] for name in names if name in vars(module)})
-            for module in self.model.modules()
+        modules = list(self.model.modules())
+        flags = [(one, {name: vars(one)[name] for name in names if name in vars(one)}) for one in modules]
+        self._hooks = [
+            (module, key, hook)
+            for module, known in before.items()
+            for key, hook in module._forward_hooks.items()
+            if key not in known
         ]
+        self._kept[mode] = flags, self._hooks
 
     def _set(self, mode: str) -> None:
         kind, _, number = mode.partition(":")
@@ -127,14 +153,15 @@ class Trial:
             self.model, "gradient_checkpointing_enable", None
         )
         if kind == "off":
-            for name in ("gradient_checkpointing_disable", "disable_input_require_grads"):
-                # Where checkpointing was never on there is nothing to take back
-                with contextlib.suppress(AttributeError, ValueError):
-                    getattr(self.model, name)()
+            # Where checkpointing was never on there is nothing to take back
+            with contextlib.suppress(AttributeError, ValueError):
+                self.model.gradient_checkpointing_disable()
             return
         if enable is None:
             raise ModeError("expected a model with gradient_checkpointing_enable, found none")
         options: dict[str, Any] = {}
+        if kind == "offload" and self.settings.device == "cpu":
+            raise ModeError("there is no accelerator to offload from")
         if kind in ("every", "offload"):
             if "offload" not in inspect.signature(enable).parameters:
                 raise ModeError("this release of transformers has no such option: 5.22 has it")
@@ -190,23 +217,29 @@ class Trial:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    @property
+    def cpu_time(self) -> bool:
+        """Whether a step is timed by the CPU time of this process."""
+        return self.settings.device == "cpu" and self.settings.ranks == 1 and torch.get_num_threads() == 1
+
     def synchronize(self) -> None:
         """Waits for the device."""
         if self.settings.device == "cuda":
             torch.cuda.synchronize()
 
     def seconds(self, mode: str, steps: int) -> float:
-        """Of a step, by the clock."""
+        """Of a step: of CPU time where one thread does it all, so that what else the machine does is not in it."""
         self.enable(mode)
         if self.settings.device == "cuda":
             self.step()  # memory that another process has had in the meantime is taken again
         self.synchronize()
+        clock = time.process_time if self.cpu_time else time.perf_counter
         with no_collection():
-            begin = time.perf_counter()
+            begin = clock()
             for _ in range(steps):
                 self.step()
             self.synchronize()
-            taken = time.perf_counter() - begin
+            taken = clock() - begin
         self._give_back()
         return taken / steps
 
@@ -259,7 +292,7 @@ class Trial:
             by_block = {name: found.by_block.get(name, 0) for name in self.blocks}
             outside = found.by_block.get(None, 0)
             if self.settings.parallel == "fsdp":
-                loss.backward()  # it leaves the parameters gathered without
+                loss.backward()  # its hooks wait for it
                 self.optimizer.zero_grad(set_to_none=True)
         return {"blocks": by_block, "outside": outside, "checkpointed": checkpointed}
 
@@ -309,6 +342,7 @@ class Trial:
                 output = self.model(**self.validation)
         finally:
             self.model.train()
+        self._reshard()
         metrics = {"validation loss": float(output.loss)}
         labels, logits = self.validation.get("labels"), getattr(output, "logits", None)
         if labels is not None and logits is not None:
