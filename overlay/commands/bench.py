@@ -204,7 +204,7 @@ def _measure(options: argparse.Namespace, settings: Settings) -> int:
         command=_command(options, settings),
     )
     if settings.batch == 0:
-        plan = replace(plan, settings=run.fill(plan, options.budget))
+        plan = replace(plan, settings=run.fill(plan))
     card = run.measure(plan)
     for file in output.write(card, place, drawn=options.picture):
         print(f"wrote {file}")  # noqa: T201

@@ -42,7 +42,6 @@ class Answers:
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
             "device memory": total,
-            "free": torch.cuda.mem_get_info()[0] if device == "cuda" else None,
             "threads": torch.get_num_threads(),
             "clock": "CPU time" if trial.cpu_time else "wall time",
             "parameters": sum(one.numel() for one in trial.model.parameters()),
@@ -58,7 +57,7 @@ class Answers:
         return getattr(self.trial, what)(*arguments)
 
 
-QUESTIONS = ("about", "seconds", "memory", "saved", "parity", "findings")
+QUESTIONS = ("about", "seconds", "memory", "saved", "parity", "findings", "release", "enlarge")
 
 
 def main(settings: Settings) -> None:

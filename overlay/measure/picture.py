@@ -28,8 +28,8 @@ def png(card: Card) -> bytes:
     )
     drawn, stream = BytesIO(), BytesIO()
     figure.savefig(drawn, format="png")
-    with Image.open(drawn) as image:  # a quarter of the bytes
-        image.convert("RGB").quantize(64).save(stream, format="png", optimize=True)
+    with Image.open(drawn) as image:  # half of the bytes
+        image.convert("RGB").quantize(256).save(stream, format="png", optimize=True)
     return stream.getvalue()
 
 

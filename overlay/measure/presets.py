@@ -24,13 +24,23 @@ _CPU: Mapping[str, Mapping[str, Any]] = {
         "batch": 2,
     },
 }
-_LARGE = {"device": "cuda", "dtype": "bfloat16", "batch": 0, "threads": 0}
+_LARGE = {"device": "cuda", "dtype": "bfloat16", "threads": 0}
 _GPU: Mapping[str, Mapping[str, Any]] = {
-    "llama": {"layers": 24, "hidden": 2048, "vocab": 32000, "seq": 4096, **_LARGE},
-    "bert": {"layers": 24, "hidden": 1024, "vocab": 30522, "seq": 512, **_LARGE},
-    SEGMENTATION: {"layers": 24, "hidden": 1024, "image": 1024, **_LARGE},
-    "t5": {"layers": 24, "hidden": 1024, "vocab": 32128, "seq": 1024, **_LARGE},
-    "mixtral": {"layers": 8, "hidden": 1024, "intermediate": 3584, "experts": 8, "vocab": 32000, "seq": 4096, **_LARGE},
+    # The one that fills it: narrow, so that a step with so much memory is short
+    "llama": {"layers": 24, "hidden": 768, "vocab": 32000, "seq": 2048, "batch": 0, **_LARGE},
+    "bert": {"layers": 24, "hidden": 768, "vocab": 30522, "seq": 512, "batch": 32, **_LARGE},
+    SEGMENTATION: {"layers": 12, "hidden": 768, "image": 1024, "batch": 2, **_LARGE},
+    "t5": {"layers": 12, "hidden": 512, "vocab": 32128, "seq": 512, "batch": 32, **_LARGE},
+    "mixtral": {
+        "layers": 8,
+        "hidden": 512,
+        "intermediate": 1792,
+        "experts": 8,
+        "vocab": 32000,
+        "seq": 2048,
+        "batch": 8,
+        **_LARGE,
+    },
 }
 PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({"cpu": _CPU, "gpu": _GPU})
 MODELS = tuple(_CPU)

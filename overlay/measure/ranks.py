@@ -92,8 +92,12 @@ def _other(rank: int, folder: str, settings: Settings, make: Callable[[Settings]
 
 
 def _ask(answerer: Answerer, question: Sequence[Any], settings: Settings) -> Any:
-    dist.broadcast_object_list([question], device=torch.device("cpu"))
-    answers = _answer(answerer, question, settings)
+    try:
+        dist.broadcast_object_list([question], device=torch.device("cpu"))
+        answers = _answer(answerer, question, settings)
+    except RuntimeError as error:
+        traceback.print_exc()
+        raise SystemExit("a rank has ended, for want of memory or by a fault") from error  # nobody answers any more
     for answer in answers:
         if "error" in answer:
             raise RankError(answer["error"])

@@ -23,6 +23,9 @@ WORKER = Path(__file__).with_name("bench_worker.py")
 TURN = 0.25
 """Seconds that a turn is to take at least: a shorter step is done several times in it."""
 
+CONTEXT = 2**29
+"""Bytes of a GPU that a process takes for itself."""
+
 _MEMORY = re.compile(r"out ?of ?memory|can't allocate memory|not enough memory|MemoryError|bad_alloc", re.IGNORECASE)
 _LINE = 300
 """Characters of a message that a card keeps."""
@@ -37,11 +40,13 @@ class Worker:
         self.patience = patience
         self._stack = ExitStack()
         self._turn: Turn | None = None
+        self.starts = 0
 
     def start(self) -> None:
         """Starts the process, if it does not run."""
         if self._turn is not None:
             return
+        self.starts += 1
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="overlay-bench-"))
         told = Path(folder, "settings.json")
         told.write_text(self.settings.json(), encoding="utf-8")
@@ -69,6 +74,12 @@ class Worker:
                 self.stop()
             raise
 
+    def release(self) -> None:
+        """Has a running process give back the memory of the GPU that it does not need between steps."""
+        if self.settings.device == "cuda" and self._turn is not None:
+            with contextlib.suppress(TurnError):  # it has ended, which the next question will tell
+                self.ask("release")
+
 
 @dataclass
 class Column:
@@ -82,6 +93,8 @@ class Column:
     findings: list[dict[str, str]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     against: str = ""
+    trained: int = 0
+    """Which process of the worker has trained this mode last, to compare others with."""
 
     def ask(self, *question: object) -> Any:
         """The answer, or None where there is none: then the mode has failed, and is not asked again."""
@@ -98,11 +111,12 @@ class Column:
 def outcome(error: str) -> tuple[card.Outcome, str]:
     """What an error of a worker means, and its message in a line."""
     lines = [line for line in error.splitlines() if line.strip()]
+    if error.startswith("the worker was killed"):
+        return "out of memory", "it was killed, as the kernel does for want of memory"
     ended = error.startswith("the worker ended")
     message = lines[-1].strip() if ended and len(lines) > 1 else lines[0].strip()
     message = message.removeprefix("RankError: ")
-    if _MEMORY.search(error) or (ended and len(lines) == 1):
-        # Without a word it was killed: by the kernel, for want of memory
+    if _MEMORY.search(error):
         return "out of memory", message[:_LINE]
     if message.startswith("ModeError: "):
         return "not available", message.removeprefix("ModeError: ")[:_LINE]
@@ -149,9 +163,11 @@ def measure(plan: Plan) -> card.Card:
         longest = int(about[judged]["longest"])
         others = [Column(workers[judged], mode) for mode in plan.choices if _size(mode) <= longest]
         bases = {id(worker): _base(worker, columns) for worker in workers.values()}
-        for column in (*columns, *others):
+        # A build's modes follow one another: on a GPU the builds hand its memory to each other
+        every = [one for worker in workers.values() for one in (*columns, *others) if one.worker is worker]
+        for column in _in_turn(every):
             _look(column, bases[id(column.worker)])
-        _time([*columns, *others], plan.rounds)
+        _time(every, plan.rounds)
         return _card(plan, about, workers, columns, others)
 
 
@@ -185,6 +201,18 @@ def _no_model(worker: Worker, error: TurnError) -> OverlayError:
     return OverlayError(message.removeprefix("SizeError: "))
 
 
+def _in_turn(columns: Sequence[Column]) -> Iterator[Column]:
+    """Each column, once its build has the device."""
+    last: Column | None = None
+    for column in columns:
+        if last is not None and last.worker is not column.worker:
+            last.worker.release()
+        yield column
+        last = column
+    if last is not None:
+        last.worker.release()
+
+
 def _size(mode: str) -> int:
     """How many blocks a mode groups; 1 where it groups none."""
     kind, _, number = mode.partition(":")
@@ -206,8 +234,12 @@ def _look(column: Column, base: Column) -> None:
         column.findings = column.ask("findings", column.mode) or []
     if column is not base and base.outcome != "ok":
         say(f"{column.worker.build}, {column.mode}: no parity: {base.mode} is {base.outcome}")
-    elif (trained := column.ask("parity", column.mode, column is base)) is not None:
-        column.found["parity"] = trained
+    else:
+        column.worker.start()
+        if column is not base and base.trained != column.worker.starts:
+            base.ask("parity", base.mode, True)  # a new process knows nothing of it
+        base.trained = column.worker.starts
+        column.found["parity"] = column.ask("parity", column.mode, column is base)
     for what in ("memory", "saved"):
         column.found[what] = column.ask(what, column.mode)
 
@@ -221,7 +253,7 @@ def _time(columns: Sequence[Column], count: int) -> None:
             steps = max(1, min(50, round(TURN / max(once, 1e-6))))
     for i, order in enumerate(rounds(count, running)):
         say(f"time: round {i + 1} of {count}")
-        for column in order:
+        for column in _in_turn(order):
             seconds = column.ask("seconds", column.mode, steps)
             if seconds is not None:
                 column.seconds.append(seconds)
@@ -367,27 +399,34 @@ def _times(column: Column, base: Column, settings: Settings, tokens: int) -> car
     )
 
 
-def fill(plan: Plan, bytes_: int) -> Settings:
-    """The settings with the batch that fills so many bytes without checkpointing, from what two small ones take.
+def fill(plan: Plan) -> Settings:
+    """The settings with the batch that fills the budget, or the GPU, without checkpointing.
+
+    Memory of a batch of one and of two is measured, and the rest follows. On a GPU each build keeps its parameters and
+    the optimizer's state there, and a tenth is left free.
 
     Raises:
         OverlayError: not even one sample fits.
     """
-    peaks = []
-    for batch in (1, 2):
-        worker = Worker(plan.judged, replace(plan.settings, batch=batch), plan.patience)
-        try:
-            say(f"{plan.judged}: memory of a batch of {batch}")
-            peaks.append(int(worker.ask("memory", "off")["peak"]))
-        except TurnError as error:
-            raise _no_model(worker, error) from error
-        finally:
-            worker.stop()
-    each = max(1, peaks[1] - peaks[0])
-    batch = 1 + (bytes_ - peaks[0]) // each
+    worker = Worker(plan.judged, replace(plan.settings, batch=1), plan.patience)
+    try:
+        about = _about(worker)
+        say(f"{plan.judged}: memory of a batch of one and of two")
+        first = worker.ask("memory", "off")
+        worker.ask("enlarge", 2)
+        second = worker.ask("memory", "off")
+    except TurnError as error:
+        raise _no_model(worker, error) from error
+    finally:
+        worker.stop()
+    if plan.budget is None:
+        others = (sum(first["resident"].values()) + CONTEXT) * (len(plan.builds) - 1)
+        room = int(0.9 * about["device memory"]) - CONTEXT - others
+    else:
+        room = plan.budget
+    peak = int(first["peak"])
+    batch = 1 + (room - peak) // max(1, int(second["peak"]) - peak)
     if batch < 1:
-        raise OverlayError(
-            f"expected at least one sample within {bytes_} bytes, found that it takes {peaks[0]}: take a smaller model"
-        )
-    say(f"a batch of {batch} fills {bytes_ / 2**30:.1f} GiB")
-    return replace(plan.settings, batch=int(batch))
+        raise OverlayError(f"expected at least one sample within {room} bytes, found {peak}: take a smaller model")
+    say(f"a batch of {batch} fills {room / 2**30:.1f} GiB")
+    return replace(plan.settings, batch=batch)

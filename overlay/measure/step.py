@@ -62,6 +62,7 @@ class Trial:
         self._hooks: list[_Hook] = []
         self._restore: segments.Restore | None = None
         self._base: Trained | None = None
+        self._released = False
         self.mode = ""
         self.enable("off")
 
@@ -230,8 +231,9 @@ class Trial:
     def seconds(self, mode: str, steps: int) -> float:
         """Of a step: of CPU time where one thread does it all, so that what else the machine does is not in it."""
         self.enable(mode)
-        if self.settings.device == "cuda":
-            self.step()  # memory that another process has had in the meantime is taken again
+        if self._released:
+            self.step()  # takes memory again that another process has had in the meantime
+            self._released = False
         self.synchronize()
         clock = time.process_time if self.cpu_time else time.perf_counter
         with no_collection():
@@ -240,12 +242,17 @@ class Trial:
                 self.step()
             self.synchronize()
             taken = clock() - begin
-        self._give_back()
         return taken / steps
 
-    def _give_back(self) -> None:
+    def release(self) -> None:
+        """Gives the memory back that the allocator keeps, for another process to have its turn."""
         if self.settings.device == "cuda":
             torch.cuda.empty_cache()
+            self._released = True
+
+    def enlarge(self, factor: int) -> None:
+        """Makes each micro-batch so many times as large, of the same samples."""
+        self.batches = [{name: torch.cat([one] * factor) for name, one in batch.items()} for batch in self.batches]
 
     def memory(self, mode: str) -> dict[str, Any]:
         """Bytes: what is there between steps, and a step's curve beyond that."""
@@ -269,7 +276,6 @@ class Trial:
         if self.settings.device == "cuda":
             with no_collection():
                 peak = memory.allocator_peak(self.step)
-            self._give_back()
         return {"resident": resident, "gradients": gradients, "peak": peak, "curve": curve.plain()}
 
     def saved(self, mode: str) -> dict[str, Any]:
@@ -325,7 +331,6 @@ class Trial:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         trained.metrics = self._validate()
-        self._give_back()
         return trained
 
     def _reset(self) -> None:

@@ -1,5 +1,7 @@
 """Models of one's own for `overlay bench FILE.py:FUNCTION`, each with something wrong."""
 
+import os
+import signal
 from typing import Any
 
 import torch
@@ -36,6 +38,16 @@ class Large(LlamaDecoderLayer):
         return super().forward(hidden_states, **kwargs)
 
 
+class Killed(LlamaDecoderLayer):
+    """Its process ends without a word in reentrant mode."""
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        options = getattr(getattr(self, "_gradient_checkpointing_func", None), "keywords", {})
+        if self.gradient_checkpointing and options.get("use_reentrant"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(hidden_states, **kwargs)
+
+
 def _made(settings: Any, kind: type) -> Any:
     config = LlamaConfig(
         hidden_size=32,
@@ -66,3 +78,7 @@ def counts(settings: Any) -> Any:
 
 def large(settings: Any) -> Any:
     return _made(settings, Large)
+
+
+def killed(settings: Any) -> Any:
+    return _made(settings, Killed)

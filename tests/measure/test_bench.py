@@ -158,6 +158,17 @@ def test_an_in_place_operation_that_only_shows_when_it_runs_is_named(tmp_path: P
     assert f"changes its buffer in place ({MODELS_FILE}:{line_of('Counts')})" in done.stdout
 
 
+def test_a_batch_that_fills_the_budget(tmp_path: Path) -> None:
+    budget = 8 * 2**20
+    sizes = (*TINY[:8], "--batch", "auto", "--budget", "8MiB", "--rounds", "1")
+    _, made = measured(tmp_path, "llama", *sizes, "--builds", "patched", "--modes", "off", "--segments", "0")
+    memory = made.ours.modes[0].memory
+    assert memory is not None
+    assert made.settings["batch"] > 4
+    each = (memory.peak - memory.parameters - memory.optimizer) / made.settings["batch"]
+    assert budget - each <= memory.peak <= budget
+
+
 def test_out_of_memory_in_one_mode_leaves_the_others(tmp_path: Path) -> None:
     model = f"{MODELS_FILE}:large"
     _, made = measured(tmp_path, model, *TINY[-6:], "--builds", "patched", "--segments", "0")
@@ -168,6 +179,18 @@ def test_out_of_memory_in_one_mode_leaves_the_others(tmp_path: Path) -> None:
         assert mode.outcome == "ok"
         assert mode.time is not None
         assert mode.time.slowdown is None
+
+
+def test_a_mode_that_takes_its_process_with_it_leaves_the_others(tmp_path: Path) -> None:
+    model = f"{MODELS_FILE}:killed"
+    done, made = measured(tmp_path, model, *TINY[-6:], "--builds", "patched", "--segments", "0")
+    assert [mode.outcome for mode in made.ours.modes] == ["ok", "out of memory", "ok"]
+    assert "- reentrant: out of memory: it was killed" in done.stdout
+    last = made.ours.modes[-1]
+    assert last.parity is not None
+    assert last.parity.exact
+    assert last.time is not None
+    assert last.time.slowdown is not None
 
 
 def test_here(tmp_path: Path) -> None:
