@@ -63,6 +63,11 @@ QUESTIONS = ("about", "seconds", "memory", "saved", "parity", "findings", "relea
 def main(settings: Settings) -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
+    if settings.device == "cuda" and torch.cuda.device_count() < settings.ranks:
+        sys.exit(
+            f"expected {settings.ranks} NVIDIA GPUs and a CUDA build of torch, found {torch.cuda.device_count()} with "
+            f"torch {torch.__version__}: take --device cpu, --torch 2.14, which is such a build, or --here with your own"
+        )
     if settings.threads:
         torch.set_num_threads(settings.threads)
     with ranks.together(settings, Answers) as ask:

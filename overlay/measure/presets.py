@@ -12,16 +12,16 @@ _CPU: Mapping[str, Mapping[str, Any]] = {
     "llama": {"layers": 8, "hidden": 128, "heads": 4, "vocab": 1024, "seq": 256, "batch": 4},
     "bert": {"layers": 8, "hidden": 128, "heads": 4, "vocab": 1024, "seq": 256, "batch": 4},
     SEGMENTATION: {"layers": 6, "hidden": 128, "heads": 4, "image": 384, "batch": 1},
-    "t5": {"layers": 6, "hidden": 64, "heads": 4, "vocab": 512, "seq": 128, "batch": 4},
+    "t5": {"layers": 4, "hidden": 128, "heads": 4, "vocab": 1024, "seq": 192, "batch": 4},
     "mixtral": {
         "layers": 6,
-        "hidden": 64,
+        "hidden": 128,
         "heads": 4,
-        "intermediate": 128,
+        "intermediate": 256,
         "experts": 4,
-        "vocab": 512,
+        "vocab": 1024,
         "seq": 256,
-        "batch": 2,
+        "batch": 4,
     },
 }
 _LARGE = {"device": "cuda", "dtype": "bfloat16", "threads": 0}
