@@ -10,7 +10,7 @@ from typing import Any
 
 from overlay.commands.arguments import Verbs, checkout, root
 from overlay.errors import OverlayError
-from overlay.measure.settings import KINDS, MODES, SEGMENTATION, Settings
+from overlay.measure.settings import KINDS, MODES, SEGMENTATION, Settings, name_of
 
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -168,7 +168,7 @@ def _plan_text(options: argparse.Namespace, settings: Settings) -> str:
             f"{settings.model}: {', '.join(sizes)}",
             f"  builds: {', '.join(_kinds_of(options))}",
             f"  modes: {', '.join(options.modes)}",
-            f"  other ways: {', '.join(choices) or why}",
+            f"  other ways: {', '.join(map(name_of, choices)) or why}",
             f"  {options.rounds} rounds of timing; card: {_place(options, settings)}.json, .md and .png",
         ]
     )
@@ -215,7 +215,7 @@ def _measure(options: argparse.Namespace, settings: Settings) -> int:
         print(f"- {line}")  # noqa: T201
     if card.budget is not None:
         best = card.budget.best
-        found = "none fits" if best is None else f"{markdown.name(best)} is the fastest that fits"
+        found = "none fits" if best is None else f"{name_of(best)} is the fastest that fits"
         print(f"within {markdown.size(card.budget.bytes)}: {found}")  # noqa: T201
     return 0 if card.passed else 1
 

@@ -66,7 +66,7 @@ def main(settings: Settings) -> None:
     if settings.device == "cuda" and torch.cuda.device_count() < settings.ranks:
         sys.exit(
             f"expected {settings.ranks} NVIDIA GPUs and a CUDA build of torch, found {torch.cuda.device_count()} with "
-            f"torch {torch.__version__}: take --device cpu, --torch 2.14, which is such a build, or --here with your own"
+            f"torch {torch.__version__}: take --device cpu, --torch 2.14 (such a build), or --here with your own torch"
         )
     if settings.threads:
         torch.set_num_threads(settings.threads)

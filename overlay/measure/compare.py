@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from overlay.measure.card import Card, Mode
-from overlay.measure.markdown import name, size
+from overlay.measure.markdown import size
 from overlay.measure.settings import Settings
+from overlay.measure.settings import name_of as name
 
 MEMORY = 0.01
 """Of a peak: what an allocator rounds up."""

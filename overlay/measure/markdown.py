@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from overlay.measure import judge
 from overlay.measure.card import Build, Card, Mode
-
-NAMES = {"group": "segments of {} blocks", "every": "every {} layers", "offload": "offload"}
+from overlay.measure.settings import name_of as name
 
 
 def size(count: float) -> str:
@@ -15,12 +14,6 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.2f} GiB"
-
-
-def name(mode: str) -> str:
-    """What a mode is called in a table."""
-    kind, _, number = mode.partition(":")
-    return NAMES.get(kind, mode).format(number)
 
 
 def title(card: Card) -> str:

@@ -9,14 +9,12 @@ from overlay.measure import card, markdown, picture
 
 
 def check(place: Path) -> None:
-    """Whether the folder of a card can be written. Raises OverlayError before anything is measured."""
-    folder = place.parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OverlayError(f"the folder {folder} cannot be made ({error.strerror}): name another with --out") from error
-    if not os.access(folder, os.W_OK):
-        raise OverlayError(f"the folder {folder} cannot be written: name another with --out")
+    """Whether the files of a card can be written. Raises OverlayError before anything is measured; makes nothing."""
+    folder = place.parent.resolve()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise OverlayError(f"expected a folder that can be written, found {folder}: name another with --out")
 
 
 def write(made: card.Card, place: Path, *, drawn: bool = True) -> Iterator[Path]:
@@ -26,6 +24,7 @@ def write(made: card.Card, place: Path, *, drawn: bool = True) -> Iterator[Path]
         place: a path without suffix.
         drawn: False leaves the picture out, which needs matplotlib.
     """
+    place.parent.mkdir(parents=True, exist_ok=True)
     image = place.with_name(f"{place.name}.png")
     contents = {image: picture.png(made)} if drawn else {}
     contents |= {

@@ -5,7 +5,8 @@ from typing import Any
 
 from overlay.measure import judge
 from overlay.measure.card import Build, Card, Mode
-from overlay.measure.markdown import name, title, verdict
+from overlay.measure.markdown import title, verdict
+from overlay.measure.settings import name_of as name
 
 COLOURS = {"off": "#777777", "reentrant": "#d95f02", "non-reentrant": "#1b9e77"}
 MARKERS = {"stock": "s", "patched": "o", "latest": "^", "here": "o"}

@@ -10,6 +10,8 @@ KINDS = ("stock", "patched", "latest")
 MODES = ("off", "reentrant", "non-reentrant")
 """What `--modes` takes: no checkpointing, and the two kinds of PyTorch's."""
 
+_OTHERS = {"group": "segments of {} blocks", "every": "every {} layers", "offload": "offload"}
+
 SEGMENTATION = "vit-segmentation"
 """The one MODEL that is no `model_type` of transformers: its ViT with a convolutional decoder (segmentation.py)."""
 
@@ -70,3 +72,9 @@ class Settings:
         """The names of what is not the same, with both values."""
         pairs = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def name_of(mode: str) -> str:
+    """What a mode is called in a table: `group:2` is segments of 2 blocks (see `step.Trial`)."""
+    kind, _, number = mode.partition(":")
+    return _OTHERS.get(kind, mode).format(number)

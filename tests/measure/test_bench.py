@@ -219,13 +219,14 @@ def test_here(tmp_path: Path) -> None:
         (("llama", "--release", "1.0"), "expected one of the releases 5.14.1, 5.22.2, 5.24.0, found 1.0"),
         (
             ("llama", "--device", "cuda", "--builds", "patched"),
-            "expected 1 NVIDIA GPUs and a CUDA build of torch, found 0",
+            "expected 1 NVIDIA GPUs and a CUDA build",
         ),
         (("llama", "--here"), "expected torch and transformers for"),
         (("compare", "none.json", "none.json"), "expected a run card, none.json cannot be read"),
+        (("llama", "--out", "/dev/null/cards"), "expected a folder that can be written, found /dev/null"),
         (("gpt2", "--preset", "cpu"), "expected one of llama, bert"),
     ],
-    ids=["model", "heads", "config", "release", "gpu", "here", "card", "preset"],
+    ids=["model", "heads", "config", "release", "gpu", "here", "card", "out", "preset"],
 )
 def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
     done = bench(*arguments, folder=tmp_path)
