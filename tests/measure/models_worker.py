@@ -1,11 +1,14 @@
 """Models of one's own for `overlay bench FILE.py:FUNCTION`, each with something wrong."""
 
+import functools
+import inspect
 import os
 import signal
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -48,6 +51,14 @@ class Killed(LlamaDecoderLayer):
         return super().forward(hidden_states, **kwargs)
 
 
+class Twice(LlamaDecoderLayer):
+    """A checkpoint of its own, inside of that of transformers."""
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        inner = functools.partial(super().forward, **kwargs)
+        return checkpoint(inner, hidden_states, use_reentrant=True)
+
+
 def _made(settings: Any, kind: type) -> Any:
     config = LlamaConfig(
         hidden_size=32,
@@ -82,3 +93,16 @@ def large(settings: Any) -> Any:
 
 def killed(settings: Any) -> Any:
     return _made(settings, Killed)
+
+
+def twice(settings: Any) -> Any:
+    return _made(settings, Twice)
+
+
+def replaced(settings: Any) -> Any:
+    """As accelerate does: a forward on the instance, which does not call the one that upstream wraps."""
+    model, batch = _made(settings, LlamaDecoderLayer)
+    for layer in model.model.layers:
+        original = inspect.unwrap(type(layer).forward)
+        layer.forward = functools.partial(original, layer)
+    return model, batch

@@ -158,6 +158,24 @@ def test_an_in_place_operation_that_only_shows_when_it_runs_is_named(tmp_path: P
     assert f"changes its buffer in place ({MODELS_FILE}:{line_of('Counts')})" in done.stdout
 
 
+def test_blocks_that_are_not_checkpointed_are_found(tmp_path: Path) -> None:
+    """What 5.24.0 does to a layer whose forward was replaced."""
+    model = f"{MODELS_FILE}:replaced"
+    options = ("--builds", "patched,latest", "--modes", "off,reentrant", "--segments", "0")
+    _, made = measured(tmp_path, model, *TINY[-6:], *options)
+    found = {build.kind: build.modes[-1] for build in made.builds}
+    counted = {kind: mode.granularity and mode.granularity.checkpointed for kind, mode in found.items()}
+    assert counted == {"patched": 2, "latest": 0}
+    assert "0 of 2 blocks are checkpointed" in found["latest"].off
+
+
+def test_doubled_checkpoints_are_found(tmp_path: Path) -> None:
+    model = f"{MODELS_FILE}:twice"
+    options = ("--builds", "patched", "--modes", "off,non-reentrant", "--segments", "0")
+    done, _ = measured(tmp_path, model, *TINY[-6:], *options)
+    assert "- non-reentrant: checkpointed-twice: model.layers.0, model.layers.1: " in done.stdout
+
+
 def test_a_batch_that_fills_the_budget(tmp_path: Path) -> None:
     budget = 8 * 2**20
     sizes = (*TINY[:8], "--batch", "auto", "--budget", "8MiB", "--rounds", "1")
