@@ -35,11 +35,11 @@ def title(card: Card) -> str:
 
 
 def verdict(card: Card) -> str:
-    """`pass`, or what is off."""
+    """`pass`, or in how many points the judged build is not as it is accepted."""
     build = card.ours.name
     if card.passed:
         return f"pass: {build}"
-    return f"{build} is off in {len(card.off)} of what is accepted"
+    return f"off in {len(card.off)} point{'s' * (len(card.off) > 1)}: {build}"
 
 
 def document(card: Card, picture: str | None) -> str:
@@ -106,11 +106,13 @@ def _modes(card: Card) -> Iterator[str]:
         for mode in build.modes
     ]
     yield from _table(head, rows)
-    for build in card.builds:
-        for mode in build.modes:
-            for what in mode.off:
-                yield f"- {build.name}, {name(mode.mode)}: {what}"
-    yield ""
+    lines = [
+        f"- {build.name}, {name(mode.mode)}: {what}"
+        for build in card.builds
+        for mode in build.modes
+        for what in mode.off
+    ]
+    yield from [*lines, ""] if lines else []
 
 
 def _cells(mode: Mode, base: Mode | None) -> list[str]:
@@ -179,9 +181,8 @@ def _granularity(card: Card) -> Iterator[str]:
             checkpointed = "-" if found is None else f"{found.checkpointed} of {found.found}"
             rows.append([f"{build.name}, {name(mode.mode)}", checkpointed, each, size(mode.saved.outside)])
     yield from _table(["", "blocks checkpointed", "in each block", "outside of blocks"], rows)
-    for finding, where in _findings(card.builds).items():
-        yield f"- {finding} ({', '.join(where)})"
-    yield ""
+    lines = [f"- {finding} ({', '.join(where)})" for finding, where in _findings(card.builds).items()]
+    yield from [*lines, ""] if lines else []
 
 
 def _findings(builds: Sequence[Build]) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -104,7 +105,7 @@ def _sizes(default: Any, settings: Settings) -> dict[str, Any]:
 
     def own(*common: str) -> list[str]:
         found = [names.get(name, name) for name in common]
-        return [name for name in dict.fromkeys(found) if hasattr(default, name)]
+        return [name for name in dict.fromkeys(found) if isinstance(getattr(default, name, ""), int | None)]
 
     hidden, heads = settings.hidden, settings.heads
     if hidden is not None and heads is None:
@@ -129,12 +130,12 @@ def _sizes(default: Any, settings: Settings) -> dict[str, Any]:
         (settings.experts, ("num_local_experts", "num_experts", "n_routed_experts")),
         (
             settings.intermediate or (settings.hidden and 4 * settings.hidden),
-            ("intermediate_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"),
+            ("intermediate_size", "moe_intermediate_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"),
         ),
         (hidden and heads and settings.hidden and hidden // heads, ("head_dim", "d_kv")),
     ):
         if value:
-            wanted |= dict.fromkeys(own(*common), value)
+            wanted |= {name: value for name in own(*common) if _settable(default, name)}
     if settings.vocab:
         ids = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
         wanted |= {
@@ -145,13 +146,21 @@ def _sizes(default: Any, settings: Settings) -> dict[str, Any]:
     if hasattr(default, "max_position_embeddings"):
         wanted["max_position_embeddings"] = max(settings.seq + 2, getattr(default, "max_position_embeddings", 0) or 0)
     for name in ("layer_types", "mlp_layer_types"):
-        if settings.layers and getattr(default, name, None):
+        if settings.layers and getattr(default, name, None) and _settable(default, name):
             wanted[name] = None  # as many as there are layers
     if hasattr(default, "use_cache"):
         wanted["use_cache"] = False
     if hasattr(default, "image_size"):
         wanted["image_size"] = settings.image
     return wanted
+
+
+def _settable(default: Any, name: str) -> bool:
+    """Whether a size can be given: some follow from others, as a head's where only a part of it is rotated."""
+    made = getattr(type(default), name, None)
+    if isinstance(made, property) and made.fset is None:
+        return False
+    return not (name == "head_dim" and hasattr(default, "qk_rope_head_dim"))
 
 
 def _fits(hidden: int | None, heads: int | None) -> None:
@@ -174,10 +183,12 @@ def _of_transformers(settings: Settings) -> Task:
                 f"{name}: expected a configuration with a model_type, found {type(error).__name__}"
             ) from error
     config = configure(name, settings, given)
-    for kind, mapping, make in _TASKS:
-        if name in getattr(modeling_auto, mapping):
+    for kind, mapping in _TASKS.items():
+        classes = getattr(modeling_auto, mapping).get(name)
+        if classes is not None:
+            made = getattr(transformers, classes if isinstance(classes, str) else classes[0])
             try:
-                model = make().from_config(config)
+                model = made._from_config(config)
             except (ValueError, RuntimeError, AssertionError, TypeError, KeyError, ZeroDivisionError) as error:
                 raise SizeError(f"the sizes do not fit {name}: {' '.join(str(error).split())[:160]}") from error
             return _task(kind, model, config, settings)
@@ -187,12 +198,12 @@ def _of_transformers(settings: Settings) -> Task:
     )
 
 
-_TASKS: tuple[tuple[str, str, Callable[[], Any]], ...] = (
-    ("seq2seq", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", lambda: modeling_auto.AutoModelForSeq2SeqLM),
-    ("masked", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", lambda: modeling_auto.AutoModelForMaskedLM),
-    ("causal", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", lambda: modeling_auto.AutoModelForCausalLM),
-    ("images", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", lambda: modeling_auto.AutoModelForImageClassification),
-)
+_TASKS = {
+    "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "masked": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "images": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+}
 """What a `model_type` is trained for, the first that it can."""
 
 

@@ -25,7 +25,9 @@ def png(card: Card) -> bytes:
     _curves(left, card, unit, scale)
     _points(right, card, unit, scale)
     figure.suptitle(
-        f"{title(card)}\n{_short(verdict(card))}", fontsize=10, color="#126e36" if card.passed else "#b3261e"
+        f"{title(card)}\n{_short('; '.join([verdict(card), *card.off]))}",
+        fontsize=10,
+        color="#126e36" if card.passed else "#b3261e",
     )
     drawn, stream = BytesIO(), BytesIO()
     figure.savefig(drawn, format="png")
