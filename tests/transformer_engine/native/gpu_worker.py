@@ -1,7 +1,7 @@
 """Blocks of TransformerEngine's own normalisations under activation checkpointing, on a GPU.
 
-`python gpu_worker.py cuda` answers on stdin and stdout (tests/speed/turns.py); `cpu` makes it a dry run, with no other
-normalisation than that of recompute_worker.py. What is answered is an outcome as there.
+`python gpu_worker.py cuda` answers on stdin and stdout (overlay/measure/turns.py); `cpu` makes it a dry run, with no
+other normalisation than that of recompute_worker.py. What is answered is an outcome as there.
 """
 
 import functools
