@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from overlay import environments
+from overlay.measure import builds
 from overlay.queue import lock, source
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,10 +69,6 @@ def deliver_by(choice: str) -> None:
     _delivery = choice
 
 
-TOKENIZERS = {"5.14.1": "tokenizers==0.22.2", "5.22.2": "tokenizers==0.23.1", "5.24.0": "tokenizers==0.23.1"}
-"""Each release asks for its own range of tokenizers, so they are laid over the environment together."""
-
-
 @functools.cache
 def products() -> Path:
     """The folder that `overlay apply` filled for this test run."""
@@ -99,7 +96,7 @@ def wheel(variant: Variant) -> Path:
 
 def installed(variant: Variant) -> Path:
     """The folder to put on PYTHONPATH for a variant."""
-    beside = [TOKENIZERS[variant.release]] if variant.project == "transformers" else []
+    beside = builds.beside(variant.release) if variant.project == "transformers" else []
     if variant.delivery == "overlay":
         return overlaid(environments.variant(wheel(replace(variant, kind="stock")), overlay_wheel(), *beside))
     return environments.variant(wheel(variant), *beside)
@@ -167,8 +164,7 @@ def run_worker(
     """
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, laid_over)),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
+        **builds.VARIABLES,
         "MODELING_OVERLAY": "strict",  # without the overlay wheel it says nothing
         **(variables or {}),
     }

@@ -16,6 +16,7 @@ VERBS = (
     "explain",
     "doctor",
     "check",
+    "bench",
     "edit",
     "refresh",
     "add_release",

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.speed.turns import Turn, TurnError, rounds, turn
+from overlay.measure.turns import Turn, TurnError, rounds, turn
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("gpu_worker.py")

@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from tests.speed.turns import serve
+from overlay.measure.turns import serve
 
 DEVICE = sys.argv[1]
 ON_GPU = DEVICE == "cuda"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlay import environments
-from tests.speed.turns import Turn, rounds, turn
+from overlay.measure.turns import Turn, rounds, turn
 from tests.variants import LATEST, PATCHED, PATCHED_LATEST, ROOT, STOCK, Variant, installed
 
 WORKER = Path(__file__).with_name("overhead_worker.py")

@@ -34,7 +34,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tests.speed.turns import no_collection, serve
+from overlay.measure.turns import no_collection, serve
 
 RANKS = 2
 BURSTS = 3

@@ -3,9 +3,9 @@
 import os
 
 from overlay import environments
+from overlay.measure.turns import turn
 from tests.speed import overhead
 from tests.speed.overhead import BUILDS, ROWS, Overhead
-from tests.speed.turns import turn
 from tests.variants import LATEST, PATCHED, ROOT, STOCK, installed
 
 OFF = ROWS[2]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.errors import OverlayError
-from tests.speed.turns import Turn, TurnError, turn
+from overlay.measure.turns import Turn, TurnError, turn
 from tests.transformer_engine.native import stack
 
 WORKER = Path(__file__).with_name("gpu_worker.py")

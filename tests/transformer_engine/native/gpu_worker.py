@@ -1,7 +1,7 @@
 """Blocks of TransformerEngine's own normalisations under activation checkpointing, on a GPU.
 
-`python gpu_worker.py cuda` answers on stdin and stdout (tests/speed/turns.py); `cpu` makes it a dry run, with no other
-normalisation than that of recompute_worker.py. What is answered is an outcome as there.
+`python gpu_worker.py cuda` answers on stdin and stdout (overlay/measure/turns.py); `cpu` makes it a dry run, with no
+other normalisation than that of recompute_worker.py. What is answered is an outcome as there.
 """
 
 import functools
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformer_engine.common import recipe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from tests.speed.turns import serve
+from overlay.measure.turns import serve
 from tests.transformer_engine.native import recompute_worker
 from tests.transformer_engine.native.recompute_worker import BATCH, NORMS, WIDTH, Block, Case, compared
 

@@ -18,7 +18,7 @@ import torch
 from transformer_engine.pytorch import ops
 from transformer_engine.pytorch.ops.fuser import OperationFuser
 
-from tests.speed.turns import no_collection, rounds, serve
+from overlay.measure.turns import no_collection, rounds, serve
 
 SIZE = 32
 CALLS = 10

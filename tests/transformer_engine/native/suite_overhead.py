@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.speed.turns import turn
+from overlay.measure.turns import turn
 from tests.transformer_engine.native import stack
 from tests.variants import ROOT
 

@@ -53,7 +53,8 @@ class Turn:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(5 if ready else 0)  # its last words may still be on their way
             self.said.seek(0)
-            how = "ended" if ready else f"took more than {self.timeout:.0f} s"
+            ended = "was killed" if self.process.poll() == -signal.SIGKILL else "ended"
+            how = ended if ready else f"took more than {self.timeout:.0f} s"
             raise TurnError(f"the worker {how}: {question}\n{self.said.read()[-4000:]}")
         answer = json.loads(line)
         if "error" in answer:

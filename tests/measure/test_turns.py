@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from tests.speed.turns import TurnError, rounds, turn
+from overlay.measure.turns import TurnError, rounds, turn
 from tests.variants import ROOT
 
 WORKER = """
-import sys, time
-from tests.speed.turns import serve
+import os, sys, time
+from overlay.measure.turns import serve
 
 def fail():
     raise ValueError("no\\nmore")
@@ -20,6 +20,7 @@ serve({
     "add": lambda a, b: print("here, too") or a + b,
     "fail": fail,
     "end": lambda: sys.exit("gone"),
+    "kill": lambda: os.kill(os.getpid(), 9),
     "hang": lambda: time.sleep(600),
 })
 """
@@ -41,6 +42,11 @@ def test_a_worker_that_ends() -> None:
             worker.ask("end")
         with pytest.raises(TurnError, match="the worker ended"):
             worker.ask("add", 1, 2)
+
+
+def test_a_worker_that_is_killed() -> None:
+    with turn(COMMAND, VARIABLES) as worker, pytest.raises(TurnError, match="the worker was killed"):
+        worker.ask("kill")
 
 
 def test_a_worker_that_hangs() -> None:

@@ -1,0 +1,243 @@
+"""`overlay bench` and `overlay bench compare`."""
+
+import argparse
+import re
+import shlex
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from overlay.commands.arguments import Verbs, checkout, root
+from overlay.errors import OverlayError
+from overlay.measure.settings import KINDS, MODES, SEGMENTATION, Settings, name_of
+
+_UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def add(verbs: Verbs) -> None:
+    """Adds the verb."""
+    parser = verbs.add_parser(
+        "bench",
+        parents=[checkout("bench")],
+        help="measure what checkpointing saves and costs: memory, time, parity and granularity, as a run card",
+        description="Measures a model without checkpointing and with each kind of it, on the stock, the patched and "
+        "the latest build of transformers, in turn. Exits 1 where the patched build is not as teams accept it: memory "
+        "down by at least 30 %%, at most 40 %% slower, parity within 1e-4, whole blocks. `overlay bench compare A.json "
+        "B.json` compares two cards, and exits 1 where something got worse.",
+    )
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="MODEL",
+        help=f"a model_type of transformers, CONFIG.json, FILE.py:FUNCTION {SEGMENTATION}, or: compare A.json B.json",
+    )
+    sizes = parser.add_argument_group("the model and its batch")
+    for name in ("layers", "hidden", "heads", "intermediate", "vocab", "experts"):
+        sizes.add_argument(f"--{name}", type=_positive, metavar="N")
+    sizes.add_argument("--seq", type=_positive, metavar="N", help="tokens a sample")
+    sizes.add_argument("--image", type=_positive, metavar="N", help="pixels of a side, where it takes images")
+    sizes.add_argument("--batch", type=_batch, metavar="N", help="samples, or auto: what fills --budget or the GPU")
+    sizes.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    sizes.add_argument("--optimizer", choices=("adamw", "adafactor", "sgd"))
+    sizes.add_argument("--seed", type=int, metavar="N")
+    ways = parser.add_argument_group("how it is trained")
+    ways.add_argument("--device", choices=("cpu", "cuda"))
+    ways.add_argument("--modes", type=_modes, default=MODES, metavar="M,M", help=f"of {','.join(MODES)} (default: all)")
+    ways.add_argument("--compile", action="store_true", default=None, help="with torch.compile; takes minutes")
+    spread = ways.add_mutually_exclusive_group()
+    spread.add_argument("--fsdp", type=_positive, metavar="N", help="fully_shard (FSDP2) over N ranks on this machine")
+    spread.add_argument("--ddp", type=_positive, metavar="N", help="DistributedDataParallel over N ranks")
+    ways.add_argument("--autocast", nargs="?", const="bfloat16", choices=("bfloat16", "float16"))
+    ways.add_argument("--accumulate", type=_positive, metavar="K", help="micro-batches a step")
+    ways.add_argument("--segments", type=_numbers, metavar="K,K", help="blocks in a segment (default: 2,3,4; 0: none)")
+    ways.add_argument("--budget", type=_bytes, metavar="SIZE", help="12GiB: say which way is the fastest within it")
+    run = parser.add_argument_group("the run")
+    run.add_argument("--preset", choices=("cpu", "gpu"), help="sizes for five models; without MODEL: all five")
+    run.add_argument("--here", action="store_true", help="measure what this Python has, and nothing else")
+    run.add_argument(
+        "--builds", type=_kinds, default=None, metavar="B,B", help="of stock,patched,latest (default: all)"
+    )
+    run.add_argument("--release", metavar="VERSION", help="which one is stock and patched (default: the last but one)")
+    run.add_argument("--torch", choices=("2.11", "2.13", "2.14"), default="2.13", help="the environment (2.13)")
+    run.add_argument("--threads", type=_positive, metavar="N", help="of a process on the CPU (default: 1)")
+    run.add_argument("--rounds", type=_positive, default=7, metavar="N", help="of timing (7)")
+    run.add_argument("--out", type=Path, metavar="DIR", help="where the card goes (default: the current folder)")
+    run.add_argument("--name", metavar="NAME", help="of the card's files (default: that of the model)")
+    run.add_argument("--no-picture", dest="picture", action="store_false", help="no PNG, which needs matplotlib")
+    run.add_argument("--dry-run", action="store_true", help="print the plan, and measure nothing")
+    parser.set_defaults(command=_run, parser=parser)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 on, found {text!r}")
+    return int(text)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in text.split(",") if part != "0")
+
+
+def _batch(text: str) -> int:
+    return 0 if text == "auto" else _positive(text)
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    return _of(MODES, text)
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    return _of(KINDS, text)
+
+
+def _of(known: tuple[str, ...], text: str) -> tuple[str, ...]:
+    chosen = text.split(",")
+    if unknown := [name for name in chosen if name not in known]:
+        raise argparse.ArgumentTypeError(f"expected some of {','.join(known)}, found {unknown[0]!r}")
+    return tuple(name for name in known if name in chosen)
+
+
+def _bytes(text: str) -> int:
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:iB|B)?", text)
+    if matched is None:
+        raise argparse.ArgumentTypeError(f"expected a size as 12GiB or 500MiB, found {text!r}")
+    return int(float(matched[1]) * _UNITS[matched[2]])
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.what[:1] == ["compare"]:
+        return _compare(options)
+    if len(options.what) > 1 or not (options.what or options.preset):
+        options.parser.error("expected one MODEL, or --preset alone, or compare A.json B.json")
+    if options.here and (options.builds or options.release):
+        options.parser.error("--here is what this Python has: it goes without --builds and --release")
+    planned = [_settings(options, model) for model in options.what or import_module("overlay.measure.presets").MODELS]
+    if any(one.batch == 0 for one in planned) and not options.budget and any(one.device == "cpu" for one in planned):
+        options.parser.error("--batch auto needs --budget, or a GPU to fill")
+    if options.dry_run:
+        for settings in planned:
+            print(_plan_text(options, settings))  # noqa: T201
+        return 0
+    for library in ("pydantic", *(["matplotlib"] if options.picture else [])):
+        if find_spec(library) is None:  # before minutes of measuring, not after
+            raise ModuleNotFoundError(f"No module named {library!r}", name=library)
+    return max(_measure(options, settings) for settings in planned)
+
+
+def _settings(options: argparse.Namespace, model: str) -> Settings:
+    given: dict[str, Any] = {"model": model, "threads": 1}
+    if options.preset:
+        given |= import_module("overlay.measure.presets").sizes(options.preset, model)
+    elif not model.endswith(".json"):
+        given |= {"layers": 4, "hidden": 128, "vocab": 1024}
+    names = ("layers", "hidden", "heads", "intermediate", "vocab", "experts", "seq", "image", "batch", "dtype")
+    for name in (*names, "optimizer", "seed", "device", "compile", "autocast", "accumulate", "threads"):
+        if getattr(options, name) is not None:
+            given[name] = getattr(options, name)
+    for name in ("fsdp", "ddp"):
+        if getattr(options, name):
+            given |= {"parallel": name, "ranks": getattr(options, name)}
+    if given.get("device") == "cuda" and options.threads is None:
+        given["threads"] = 0
+    return Settings(**given)
+
+
+def _choices(options: argparse.Namespace, settings: Settings) -> tuple[list[str], str]:
+    """Other ways to checkpoint, or why none are measured."""
+    if options.segments == ():
+        return [], "--segments 0"
+    if settings.parallel:
+        return [], "blocks that are grouped cannot be distributed"
+    if settings.compile:
+        return [], "each would be compiled by itself"
+    sizes = options.segments or (2, 3, 4)
+    return [*(f"group:{k}" for k in sizes), *(f"every:{k}" for k in sizes[:2]), "offload"], ""
+
+
+def _kinds_of(options: argparse.Namespace) -> tuple[str, ...]:
+    return ("here",) if options.here else options.builds or KINDS
+
+
+def _plan_text(options: argparse.Namespace, settings: Settings) -> str:
+    choices, why = _choices(options, settings)
+    default = Settings("")
+    sizes = [f"{name} {pair[0]}" for name, pair in settings.difference(default).items() if name != "model"]
+    return "\n".join(
+        [
+            f"{settings.model}: {', '.join(sizes)}",
+            f"  builds: {', '.join(_kinds_of(options))}",
+            f"  modes: {', '.join(options.modes)}",
+            f"  other ways: {', '.join(map(name_of, choices)) or why}",
+            f"  {options.rounds} rounds of timing; card: {_place(options, settings)}.json, .md and .png",
+        ]
+    )
+
+
+def _place(options: argparse.Namespace, settings: Settings) -> Path:
+    name = options.name or re.sub(r"\W+", "-", Path(settings.model.partition(".py:")[0]).name.removesuffix(".json"))
+    return (options.out or Path()) / name
+
+
+def _measure(options: argparse.Namespace, settings: Settings) -> int:
+    from dataclasses import replace
+
+    from overlay.measure import builds, markdown, output, run
+
+    if options.here:
+        columns = builds.here()
+    else:
+        top = root(options)
+        lock = import_module("overlay.queue.lock").read(top / "upstream.lock")
+        columns = builds.made(lock, top, options.release, _kinds_of(options), options.torch)
+    choices, why = _choices(options, settings)
+    place = _place(options, settings)
+    output.check(place)
+    plan = run.Plan(
+        settings=settings,
+        builds=columns,
+        modes=options.modes,
+        choices=choices,
+        choices_left_out=why,
+        rounds=options.rounds,
+        budget=options.budget,
+        command=_command(options, settings),
+    )
+    if settings.batch == 0:
+        plan = replace(plan, settings=run.fill(plan))
+    card = run.measure(plan)
+    for file in output.write(card, place, drawn=options.picture):
+        print(f"wrote {file}")  # noqa: T201
+    print(markdown.verdict(card))  # noqa: T201
+    for line in card.off:
+        print(f"- {line}")  # noqa: T201
+    for line in card.advice:
+        print(f"- {line}")  # noqa: T201
+    if card.budget is not None:
+        best = card.budget.best
+        found = "none fits" if best is None else f"{name_of(best)} is the fastest that fits"
+        print(f"within {markdown.size(card.budget.bytes)}: {found}")  # noqa: T201
+    return 0 if card.passed else 1
+
+
+def _command(options: argparse.Namespace, settings: Settings) -> str:
+    """As somebody would type it again: the preset's sizes by its name."""
+    import sys
+
+    words = [word for word in sys.argv[1:] if word not in ("--debug",)]
+    if not options.what:
+        words.insert(words.index("bench") + 1 if "bench" in words else 0, settings.model)
+    return shlex.join(["overlay", *words])
+
+
+def _compare(options: argparse.Namespace) -> int:
+    if len(options.what) != 3:
+        options.parser.error("expected two cards: compare A.json B.json")
+    from overlay.measure import card, compare
+
+    before, after = (card.read(Path(name)) for name in options.what[1:])
+    found = compare.compare(before, after)
+    if not found.changes:
+        raise OverlayError("expected a build and a mode that both cards have, found none: compare cards of one model")
+    print(found.text())  # noqa: T201
+    return 1 if found.worse else 0

@@ -1,0 +1,117 @@
+"""Whether checkpointing does what teams accept it for, and where memory goes.
+
+The acceptance: memory down by at least 30 %, a step at most 40 % slower (20 to 40 is usual), losses, gradients and
+metrics within 1e-4, and every block checkpointed, whole and once.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from overlay.measure.card import Memory, Mode
+
+MEMORY = 0.30
+SLOWDOWN = 0.40
+PARITY = 1e-4
+
+
+def off(found: Mode, base: Mode | None) -> list[str]:
+    """What is not as the acceptance asks for.
+
+    Args:
+        base: `off` of the same build; None where it was not measured.
+    """
+    if found.outcome != "ok":
+        return [": ".join(filter(None, (found.outcome, found.message))), *_findings(found)]
+    return [*_memory(found, base), *_time(found), *_parity(found), *_granularity(found)]
+
+
+def less(found: Mode, base: Mode | None) -> float | None:
+    """By what part the peak is lower; None where one of the two is not known."""
+    if base is None or base.memory is None or found.memory is None:
+        return None
+    return 1 - found.memory.peak / base.memory.peak
+
+
+def _memory(found: Mode, base: Mode | None) -> Iterator[str]:
+    saved = less(found, base)
+    if saved is not None and saved < MEMORY:
+        yield f"memory is down by {saved:.0%}, expected at least {MEMORY:.0%}"
+
+
+def _time(found: Mode) -> Iterator[str]:
+    if found.time is not None and found.time.slowdown is not None and found.time.slowdown > 1 + SLOWDOWN:
+        yield f"a step is {found.time.slowdown - 1:.0%} slower, expected at most {SLOWDOWN:.0%}"
+
+
+def _parity(found: Mode) -> Iterator[str]:
+    parity = found.parity
+    if parity is None:
+        return
+    for name, value in (("losses", parity.loss), ("gradients", parity.gradient), ("metrics", parity.metric)):
+        if not value <= PARITY:
+            worst = f" ({parity.worst})" if name == "gradients" and parity.worst else ""
+            yield f"{name} differ from {parity.against} by {value:.1e}{worst}, expected at most {PARITY:.0e}"
+    if parity.lost:
+        yield f"{parity.lost} parameters have lost their gradient"
+
+
+def _granularity(found: Mode) -> Iterator[str]:
+    granularity = found.granularity
+    if granularity is None:
+        return
+    if granularity.checkpointed < granularity.found:
+        yield f"{granularity.checkpointed} of {granularity.found} blocks are checkpointed"
+    if granularity.twice:
+        yield f"{granularity.twice} blocks are checkpointed more than once"
+    yield from _findings(found)
+
+
+def _findings(found: Mode) -> Iterator[str]:
+    for one in found.granularity.findings if found.granularity is not None else ():
+        if one.severity != "info":
+            yield f"{one.code}: {one.where}: {one.what}: {one.why}"
+
+
+def advice(memory: Memory, best: float | None, *, sharded: bool = False) -> list[str]:
+    """Where memory goes without checkpointing, and what would lower it.
+
+    Args:
+        best: by what part the best mode lowers the peak, where one was measured.
+        sharded: the model is sharded already.
+    """
+    peak = memory.peak
+    state = memory.parameters + memory.gradients_at_peak + memory.optimizer
+    shares = {
+        "parameters": memory.parameters,
+        "gradients": memory.gradients_at_peak,
+        "optimizer state": memory.optimizer,
+        "activations": memory.activations,
+    }
+    largest = max(shares, key=lambda name: shares[name])
+    told = [
+        f"at the peak {', '.join(f'{name} {part / peak:.0%}' for name, part in shares.items())}: {largest} first",
+    ]
+    measured = "" if best is None else f"; it took {best:.0%} off the peak here"
+    if memory.activations >= MEMORY * peak:
+        told.append(f"checkpointing can help: it works on the activations{measured}")
+    else:
+        told.append(
+            f"checkpointing cannot take {MEMORY:.0%} off: activations are {memory.activations / peak:.0%}{measured}"
+        )
+    if state >= 0.4 * peak and not sharded:
+        told.append(
+            f"sharding over N ranks (fully_shard) divides the {state / peak:.0%} of parameters, gradients and "
+            "optimizer state by N"
+        )
+    if memory.optimizer >= 0.25 * peak:
+        told.append(
+            f"another optimizer would help: its state is {memory.optimizer / peak:.0%} (8-bit AdamW keeps a quarter of "
+            "it, Adafactor next to nothing)"
+        )
+    return told
+
+
+def best_within(modes: Sequence[Mode], budget: int) -> Mode | None:
+    """The fastest whose peak fits in so many bytes; None where none does."""
+    fitting = [one for one in modes if one.outcome == "ok" and one.memory is not None and one.memory.peak <= budget]
+    timed = [one for one in fitting if one.time is not None and not any(_parity(one))]
+    return min(timed, key=lambda one: one.time.seconds if one.time else 0.0, default=None)

@@ -1,0 +1,263 @@
+"""A model with random weights, its batches and what they are labelled with.
+
+MODEL is a `model_type` of transformers, a CONFIG.json, or `FILE.py:FUNCTION`: a function of your own that takes the
+settings and returns a model and a function `batch(generator) -> dict` of what the model is called with; what it returns
+has a `loss`, and `logits` where an accuracy is wanted.
+"""
+
+import difflib
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from overlay.measure.settings import SEGMENTATION, Settings
+
+IGNORED = -100
+"""What PyTorch's losses leave out of labels."""
+
+HEAD = 64
+"""Channels of an attention head, where no number of heads is given."""
+
+Batch = Mapping[str, Tensor]
+
+
+class SizeError(ValueError):
+    """The sizes do not fit, or there is no such model: one line for the user."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and what it is trained on.
+
+    Attributes:
+        model: on its device, in training mode.
+        batch: makes a micro-batch, on the CPU.
+        tokens: a sample's: words, or patches of an image.
+        labels: shifted labels (`causal`), or in place.
+        sizes: those that the model really has, for the card.
+    """
+
+    model: nn.Module
+    batch: Callable[[torch.Generator], Batch]
+    tokens: int
+    causal: bool
+    sizes: Mapping[str, int | str]
+
+
+def build(settings: Settings) -> Task:
+    """The model of the settings, the same for the same seed.
+
+    Raises:
+        SizeError: there is no such model, or its sizes do not fit.
+    """
+    torch.manual_seed(settings.seed)
+    if ".py:" in settings.model:
+        return _own(settings)
+    dtype: torch.dtype = getattr(torch, settings.dtype)
+    if settings.model == SEGMENTATION:
+        from overlay.measure import segmentation
+
+        _fits(settings.hidden, settings.heads)
+        config = configure("vit", settings)
+        task = segmentation.task(config, settings)
+    else:
+        task = _of_transformers(settings)
+    with torch.no_grad():
+        task.model.to(device=settings.device, dtype=dtype).train()
+    return task
+
+
+def configure(name: str, settings: Settings, given: Mapping[str, Any] | None = None) -> Any:
+    """The configuration of a `model_type` at the given sizes.
+
+    Args:
+        name: the `model_type`.
+        given: what a CONFIG.json has.
+    """
+    if name not in CONFIG_MAPPING:
+        close = difflib.get_close_matches(name, [*CONFIG_MAPPING.keys(), SEGMENTATION], n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else "its names are in transformers' documentation"
+        raise SizeError(
+            f"expected a model_type of transformers, a CONFIG.json or FILE.py:FUNCTION, found {name!r}: {hint}"
+        )
+    made = CONFIG_MAPPING[name]
+    default = made.from_dict(dict(given)) if given else made()
+    own = {key: value for key, value in (given or {}).items() if key != "model_type"}
+    own |= _sizes(default, settings)
+    try:
+        return made(**own)
+    except Exception as error:
+        raise SizeError(f"the sizes do not fit {name}: {' '.join(str(error).split())[:160]}") from error
+
+
+def _sizes(default: Any, settings: Settings) -> dict[str, Any]:
+    """The options as the names of this configuration have them, and what follows from them."""
+    names: Mapping[str, str] = getattr(default, "attribute_map", {})
+
+    def own(*common: str) -> list[str]:
+        found = [names.get(name, name) for name in common]
+        return [name for name in dict.fromkeys(found) if isinstance(getattr(default, name, ""), int | None)]
+
+    hidden, heads = settings.hidden, settings.heads
+    if hidden is not None and heads is None:
+        heads = max(count for count in range(1, max(1, hidden // HEAD) + 1) if hidden % count == 0)
+    if hidden is None and heads is not None:
+        hidden = getattr(default, names.get("hidden_size", "hidden_size"), None)
+    _fits(hidden, heads)
+    wanted: dict[str, Any] = {}
+    for value, common in (
+        (settings.layers, ("num_hidden_layers", "num_decoder_layers", "decoder_layers", "encoder_layers")),
+        (settings.hidden, ("hidden_size",)),
+        (
+            heads,
+            (
+                "num_attention_heads",
+                "num_key_value_heads",
+                "encoder_attention_heads",
+                "decoder_attention_heads",
+            ),
+        ),
+        (settings.vocab, ("vocab_size",)),
+        (settings.experts, ("num_local_experts", "num_experts", "n_routed_experts")),
+        (
+            settings.intermediate or (settings.hidden and 4 * settings.hidden),
+            ("intermediate_size", "moe_intermediate_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"),
+        ),
+        (hidden and heads and settings.hidden and hidden // heads, ("head_dim", "d_kv")),
+    ):
+        if value:
+            wanted |= {name: value for name in own(*common) if _settable(default, name)}
+    if settings.vocab:
+        ids = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+        wanted |= {
+            name: 0 for name in ids if isinstance(one := getattr(default, name, None), int) and one >= settings.vocab
+        }
+    if getattr(default, "is_encoder_decoder", False) and getattr(default, "decoder_start_token_id", None) is None:
+        wanted["decoder_start_token_id"] = 0
+    if hasattr(default, "max_position_embeddings"):
+        wanted["max_position_embeddings"] = max(settings.seq + 2, getattr(default, "max_position_embeddings", 0) or 0)
+    for name in ("layer_types", "mlp_layer_types"):
+        if settings.layers and getattr(default, name, None) and _settable(default, name):
+            wanted[name] = None  # as many as there are layers
+    if hasattr(default, "use_cache"):
+        wanted["use_cache"] = False
+    if hasattr(default, "image_size"):
+        wanted["image_size"] = settings.image
+    return wanted
+
+
+def _settable(default: Any, name: str) -> bool:
+    """Whether a size can be given: some follow from others, as a head's where only a part of it is rotated."""
+    made = getattr(type(default), name, None)
+    if isinstance(made, property) and made.fset is None:
+        return False
+    return not (name == "head_dim" and hasattr(default, "qk_rope_head_dim"))
+
+
+def _fits(hidden: int | None, heads: int | None) -> None:
+    if hidden and heads and hidden % heads:
+        close = min((count for count in range(1, hidden + 1) if hidden % count == 0), key=lambda one: abs(one - heads))
+        raise SizeError(
+            f"expected heads that divide hidden, found --hidden {hidden} --heads {heads}: --heads {close} does"
+        )
+
+
+def _of_transformers(settings: Settings) -> Task:
+    given: dict[str, Any] | None = None
+    name = settings.model
+    if name.endswith(".json"):
+        try:
+            given = json.loads(Path(name).read_text("utf-8"))
+            name = given["model_type"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SizeError(
+                f"{name}: expected a configuration with a model_type, found {type(error).__name__}"
+            ) from error
+    config = configure(name, settings, given)
+    for kind, mapping in _TASKS.items():
+        classes = getattr(modeling_auto, mapping).get(name)
+        if classes is not None:
+            made = getattr(transformers, classes if isinstance(classes, str) else classes[0])
+            try:
+                model = made._from_config(config)
+            except (ValueError, RuntimeError, AssertionError, TypeError, KeyError, ZeroDivisionError) as error:
+                raise SizeError(f"the sizes do not fit {name}: {' '.join(str(error).split())[:160]}") from error
+            return _task(kind, model, config, settings)
+    raise SizeError(
+        f"expected a model of language or images, found {name}, for which nothing here makes batches: "
+        "write FILE.py:FUNCTION"
+    )
+
+
+_TASKS = {
+    "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "masked": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "images": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+}
+"""What a `model_type` is trained for, the first that it can."""
+
+
+def _task(kind: str, model: nn.Module, config: Any, settings: Settings) -> Task:
+    if kind == "images":
+        tokens = (settings.image // getattr(config, "patch_size", 16)) ** 2
+        classes = int(config.num_labels)
+
+        def images(generator: torch.Generator) -> Batch:
+            shape = (settings.batch, getattr(config, "num_channels", 3), settings.image, settings.image)
+            pixels = torch.randn(shape, generator=generator).to(getattr(torch, settings.dtype))
+            return {
+                "pixel_values": pixels,
+                "labels": torch.randint(0, classes, (settings.batch,), generator=generator),
+            }
+
+        return Task(model, images, tokens, False, sizes_of(model, config))
+
+    vocab = int(config.get_text_config().vocab_size)
+
+    def text(generator: torch.Generator) -> Batch:
+        ids = words(vocab, (settings.batch, settings.seq), generator)
+        if kind == "masked":
+            hidden = torch.rand(ids.shape, generator=generator) < 0.15
+            return {"input_ids": ids.masked_fill(hidden, 0), "labels": ids.masked_fill(~hidden, IGNORED)}
+        labels = words(vocab, (settings.batch, settings.seq), generator) if kind == "seq2seq" else ids
+        return {"input_ids": ids, "labels": labels}
+
+    return Task(model, text, settings.seq, kind == "causal", sizes_of(model, config))
+
+
+def words(vocab: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Token ids, few of which are frequent, so that a model has something to learn in a few steps."""
+    return 1 + (torch.rand(shape, generator=generator) ** 3 * (vocab - 1)).long()
+
+
+def sizes_of(model: nn.Module, config: Any) -> dict[str, int | str]:
+    """What a card says about a model: its class, parameters, and the sizes that its configuration names."""
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+    text = config.get_text_config()
+    found = {name: value for name in names if isinstance(value := getattr(text, name, None), int)}
+    return {"class": type(model).__name__, **found}
+
+
+def _own(settings: Settings) -> Task:
+    file, _, function = settings.model.rpartition(":")
+    spec = importlib.util.spec_from_file_location("overlay_bench_model", file)
+    if spec is None or spec.loader is None or not Path(file).is_file():
+        raise SizeError(f"expected a file of Python, found none: {file}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, function, None)):
+        raise SizeError(f"{file}: expected a function {function}(settings), found none")
+    model, batch = getattr(module, function)(settings)
+    dtype = getattr(torch, settings.dtype)
+    model.to(device=settings.device, dtype=dtype).train()
+    return Task(model, batch, settings.seq, True, {"class": type(model).__name__})

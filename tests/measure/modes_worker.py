@@ -1,0 +1,119 @@
+"""Modes of small models, in this process: `python modes_worker.py RESULT.json`."""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from overlay.measure import in_place, model
+from overlay.measure.settings import SEGMENTATION, Settings
+from overlay.measure.step import ModeError, Trial
+
+SIZES = {"layers": 4, "hidden": 32, "heads": 2, "vocab": 64, "seq": 16, "batch": 2, "threads": 1}
+CASES = {
+    "gpt2": {},
+    "mixtral": {"experts": 2},
+    SEGMENTATION: {"image": 64},
+    "t5": {},
+    "vit": {"image": 32},
+    "llama": {"autocast": "bfloat16", "accumulate": 2},
+}
+MODES = ("off", "reentrant", "non-reentrant", "group:2", "group:3", "every:2", "off")
+
+
+def measured(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    trial = trial_of(name, options)
+    found = {}
+    for i, mode in enumerate(MODES):
+        parity = trial.parity(mode, base=i == 0)
+        saved = trial.saved(mode)
+        found["off again" if i == len(MODES) - 1 else mode] = {
+            "exact": parity["exact"],
+            "gradient": parity["gradient"],
+            "saved": list(saved["blocks"].values()),
+            "checkpointed": list(saved["checkpointed"]),
+            "hooks": sum(len(module._forward_hooks) for module in trial.model.modules()),
+        }
+    return {"blocks": list(trial.blocks), "tokens": trial.task.tokens, "modes": found}
+
+
+def trial_of(name: str, options: dict[str, Any]) -> Trial:
+    settings = Settings(model=name, **SIZES | options)
+    return Trial(model.build(settings), settings)
+
+
+def errors() -> dict[str, str]:
+    """What cannot be done, and what is said of it."""
+    found = {}
+    try:
+        trial_of("llama", {}).enable("offload")
+    except ModeError as error:
+        found["offload"] = str(error)
+    try:
+        model.build(Settings(model="mixtrol"))
+    except model.SizeError as error:
+        found["model"] = str(error)
+    return found
+
+
+class Halves(nn.Module):
+    """Two blocks, with a sum between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[1](self.layers[0](x) + 1)
+
+
+class Writes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        own = self.relu(self.inner(x))  # its own tensor: no fault
+        self.relu(x)
+        return own
+
+
+def grouped() -> str:
+    from overlay.measure import segments
+
+    halves = Halves()
+    try:
+        segments.group([list(halves.layers)], 2, lambda: halves(torch.ones(1, 4)))
+    except segments.NoSegmentError as error:
+        return str(error)
+    return "grouped"
+
+
+def written() -> list[list[str]]:
+    block = Writes()
+    with torch.no_grad():
+        found = in_place.changes(block, {"block": block}, lambda: block(torch.ones(1, 4)))
+    return [[one.module, one.kind, one.statement] for one in found]
+
+
+def main(result: Path) -> None:
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    found = {
+        "models": {name: measured(name, options) for name, options in CASES.items()},
+        "errors": errors(),
+        "grouped": grouped(),
+        "written": written(),
+    }
+    result.write_text(json.dumps(found), "utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,330 @@
+"""`overlay bench` as it is run: on all builds, on two ranks, with models that are wrong, and interrupted."""
+
+import functools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from overlay import environments
+from overlay.measure import card
+from overlay.measure.presets import MODELS
+from tests.variants import LATEST, PATCHED, ROOT, Variant, installed
+
+MODELS_FILE = Path(__file__).with_name("models_worker.py")
+TINY = ("--layers", "2", "--hidden", "32", "--vocab", "64", "--seq", "32", "--batch", "2", "--rounds", "1")
+VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+COMMAND = (sys.executable, "-P", "-m", "overlay", "bench")
+
+
+def bench(*arguments: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, env=VARIABLES, capture_output=True, text=True, check=False)
+
+
+def measured(folder: Path, *arguments: object) -> tuple[subprocess.CompletedProcess[str], card.Card]:
+    done = bench(*arguments, "--out", folder, "--name", "run", "--no-picture")
+    assert done.returncode in (0, 1), done.stderr
+    return done, card.read(folder / "run.json")
+
+
+def line_of(kind: str) -> int:
+    """The line that changes something in place in a class of models_worker.py."""
+    lines = MODELS_FILE.read_text("utf-8").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"class {kind}("))
+    return next(i for i, line in enumerate(lines) if i > start and "is to be named" in line) + 1
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> card.Card:
+    """On stock, patched and latest, with everything."""
+    folder = tmp_path_factory.mktemp("bench")
+    done = bench("llama", *TINY, "--segments", "2", "--budget", "1GiB", "--out", folder)
+    assert done.returncode in (0, 1), done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["llama.json", "llama.md", "llama.png"]
+    made = card.read(folder / "llama.json")
+    assert done.returncode == (not made.passed)
+    return made
+
+
+def test_builds_and_modes(whole: card.Card) -> None:
+    assert [(build.kind, build.version.partition("+overlay.")[:2]) for build in whole.builds] == [
+        ("stock", (PATCHED[1].release, "")),
+        ("patched", (PATCHED[1].release, "+overlay.")),
+        ("latest", (LATEST.release, "")),
+    ]
+    for build in whole.builds:
+        assert [(mode.mode, mode.outcome) for mode in build.modes] == [
+            ("off", "ok"),
+            ("reentrant", "ok"),
+            ("non-reentrant", "ok"),
+        ]
+    assert whole.judged == "patched"
+
+
+def test_memory_is_the_same_on_all_builds_and_lower_with_checkpointing(whole: card.Card) -> None:
+    peaks = [[mode.memory.peak for mode in build.modes if mode.memory] for build in whole.builds]
+    assert peaks[0] == peaks[1]
+    for off, *others in peaks:
+        assert all(other < off for other in others)
+    memory = whole.ours.modes[0].memory
+    assert memory is not None
+    assert memory.parameters == 4 * whole.subject.parameters == memory.gradients
+    assert 2 * memory.parameters < memory.optimizer < 2.01 * memory.parameters  # AdamW, and its count of steps
+
+
+def test_what_is_saved_at_a_boundary_is_the_input_of_the_block(whole: card.Card) -> None:
+    for build in whole.builds:
+        for mode in build.modes[1:]:
+            assert mode.saved is not None
+            assert set(mode.saved.blocks.values()) == {2 * 32 * 32 * 4}
+            assert mode.granularity is not None
+            assert (mode.granularity.found, mode.granularity.checkpointed, mode.granularity.twice) == (2, 2, 0)
+
+
+def test_parity_is_bit_for_bit(whole: card.Card) -> None:
+    assert all(mode.parity is not None and mode.parity.exact for build in whole.builds for mode in build.modes)
+    losses = {tuple(mode.parity.losses) for build in whole.builds for mode in build.modes if mode.parity}
+    assert len(losses) == 1
+
+
+def test_other_ways_to_checkpoint(whole: card.Card) -> None:
+    found = {mode.mode: mode for mode in whole.choices}
+    assert {name: mode.outcome for name, mode in found.items()} == {
+        "group:2": "ok",
+        "every:2": "ok",
+        "offload": "not available",
+    }
+    group, every = found["group:2"], found["every:2"]
+    assert group.parity is not None
+    assert every.parity is not None
+    assert group.parity.exact
+    assert every.parity.exact
+    assert group.saved is not None
+    assert next(iter(group.saved.blocks.values())) == 0, "inside of a segment nothing is saved"
+    assert every.granularity is not None
+    assert (every.granularity.checkpointed, every.granularity.found) == (1, 2)
+    assert whole.budget is not None
+    assert whole.budget.best is not None
+
+
+@functools.cache
+def distributed(way: str, folder: Path) -> card.Card:
+    made: card.Card
+    _, made = measured(folder, "bert", *TINY, f"--{way}", "2", "--accumulate", "2", "--builds", "patched")
+    return made
+
+
+@pytest.mark.parametrize("way", ["fsdp", "ddp"])
+def test_on_two_ranks(way: str, tmp_path: Path) -> None:
+    made = distributed(way, tmp_path)
+    assert (made.settings["parallel"], made.settings["ranks"]) == (way, 2)
+    for mode in made.ours.modes:
+        assert mode.outcome == "ok", mode.message
+        assert mode.parity is not None
+        assert mode.parity.gradient < 1e-5
+        assert mode.memory is not None
+        share = mode.memory.parameters / (4 * made.subject.parameters)
+        assert share == pytest.approx(0.5 if way == "fsdp" else 1, rel=0.02)
+    assert made.choices_left_out
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path) not in left
+
+
+def test_an_in_place_operation_is_named(tmp_path: Path) -> None:
+    model = f"{MODELS_FILE}:changes_input"
+    done, made = measured(tmp_path, model, *TINY[-6:], "--builds", "patched", "--segments", "0")
+    assert done.returncode == 1
+    assert [mode.outcome for mode in made.ours.modes] == ["ok", "failed", "failed"]
+    named = "model.layers.0, model.layers.1: `hidden_states.mul_(1.5)` changes the argument `hidden_states` in place"
+    for mode in ("reentrant", "non-reentrant"):
+        assert f"- {mode}: failed: RuntimeError: " in done.stdout
+        assert f"- {mode}: in-place-operation: {named} ({MODELS_FILE}:{line_of('ChangesInput')})" in done.stdout
+
+
+def test_an_in_place_operation_that_only_shows_when_it_runs_is_named(tmp_path: Path) -> None:
+    model = f"{MODELS_FILE}:counts"
+    done, _ = measured(
+        tmp_path, model, *TINY[-6:], "--builds", "patched", "--modes", "off,reentrant", "--segments", "0"
+    )
+    assert done.returncode == 1
+    assert re.search(r"gradients differ from off by \d", done.stdout)
+    assert f"changes its buffer in place ({MODELS_FILE}:{line_of('Counts')})" in done.stdout
+
+
+def test_blocks_that_are_not_checkpointed_are_found(tmp_path: Path) -> None:
+    """What 5.24.0 does to a layer whose forward was replaced."""
+    model = f"{MODELS_FILE}:replaced"
+    options = ("--builds", "patched,latest", "--modes", "off,reentrant", "--segments", "0")
+    _, made = measured(tmp_path, model, *TINY[-6:], *options)
+    found = {build.kind: build.modes[-1] for build in made.builds}
+    counted = {kind: mode.granularity and mode.granularity.checkpointed for kind, mode in found.items()}
+    assert counted == {"patched": 2, "latest": 0}
+    assert "0 of 2 blocks are checkpointed" in found["latest"].off
+
+
+def test_doubled_checkpoints_are_found(tmp_path: Path) -> None:
+    model = f"{MODELS_FILE}:twice"
+    options = ("--builds", "patched", "--modes", "off,non-reentrant", "--segments", "0")
+    done, _ = measured(tmp_path, model, *TINY[-6:], *options)
+    assert "- non-reentrant: checkpointed-twice: model.layers.0, model.layers.1: " in done.stdout
+
+
+def test_a_batch_that_fills_the_budget(tmp_path: Path) -> None:
+    budget = 8 * 2**20
+    sizes = (*TINY[:8], "--batch", "auto", "--budget", "8MiB", "--rounds", "1")
+    _, made = measured(tmp_path, "llama", *sizes, "--builds", "patched", "--modes", "off", "--segments", "0")
+    memory = made.ours.modes[0].memory
+    assert memory is not None
+    assert made.settings["batch"] > 4
+    each = (memory.peak - memory.parameters - memory.optimizer) / made.settings["batch"]
+    assert budget - each <= memory.peak <= budget
+
+
+def test_out_of_memory_in_one_mode_leaves_the_others(tmp_path: Path) -> None:
+    model = f"{MODELS_FILE}:large"
+    _, made = measured(tmp_path, model, *TINY[-6:], "--builds", "patched", "--segments", "0")
+    off, *others = made.ours.modes
+    assert off.outcome == "out of memory"
+    assert off.off == []
+    for mode in others:
+        assert mode.outcome == "ok"
+        assert mode.time is not None
+        assert mode.time.slowdown is None
+
+
+def test_a_mode_that_takes_its_process_with_it_leaves_the_others(tmp_path: Path) -> None:
+    model = f"{MODELS_FILE}:killed"
+    done, made = measured(tmp_path, model, *TINY[-6:], "--builds", "patched", "--segments", "0")
+    assert [mode.outcome for mode in made.ours.modes] == ["ok", "out of memory", "ok"]
+    assert "- reentrant: out of memory: it was killed" in done.stdout
+    last = made.ours.modes[-1]
+    assert last.parity is not None
+    assert last.parity.exact
+    assert last.time is not None
+    assert last.time.slowdown is not None
+
+
+def test_here(tmp_path: Path) -> None:
+    """By the Python that trains, which need not have matplotlib."""
+    python = environments.python("train-2.13")
+    folder = installed(Variant(PATCHED[1].kind, PATCHED[1].release, by="wheel"))
+    variables = VARIABLES | {"PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT)))}
+    command = [str(python), *COMMAND[1:], "llama", *TINY, "--here", "--modes", "off", "--segments", "0"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "expected the library matplotlib" in done.stderr
+    assert "pip install '.[bench]'" in done.stderr
+    command.append("--no-picture")
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [build] = card.read(tmp_path / "llama.json").builds
+    assert build.version.startswith(f"{PATCHED[1].release}+overlay.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("lama", "--builds", "patched"), "found 'lama': did you mean llama"),
+        (("bert", "--hidden", "30", "--heads", "4", "--builds", "patched"), "--hidden 30 --heads 4: --heads 3 does"),
+        (("none.json", "--builds", "patched"), "none.json: expected a configuration with a model_type"),
+        (("llama", "--release", "1.0"), f"expected one of the releases {PATCHED[0].release}, "),
+        (
+            ("llama", "--device", "cuda", "--builds", "patched"),
+            "expected 1 NVIDIA GPUs and a CUDA build",
+        ),
+        (("llama", "--here"), "expected torch and transformers for"),
+        (("compare", "none.json", "none.json"), "expected a run card, none.json cannot be read"),
+        (("llama", "--out", "/dev/null/cards"), "expected a folder that can be written, found /dev/null"),
+        (("gpt2", "--preset", "cpu"), "expected one of llama, bert"),
+    ],
+    ids=["model", "heads", "config", "release", "gpu", "here", "card", "out", "preset"],
+)
+def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = bench(*arguments, folder=tmp_path)
+    assert done.returncode == 1
+    assert said in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("llama", "bert"),
+        ("llama", "--modes", "on"),
+        ("llama", "--budget", "much"),
+        ("llama", "--batch", "auto"),
+        ("llama", "--fsdp", "2", "--ddp", "2"),
+        ("llama", "--here", "--release", "5.22.2"),
+        ("compare", "a.json"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(arguments: tuple[str, ...]) -> None:
+    done = bench(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: overlay bench")
+
+
+@pytest.mark.parametrize("preset", ["cpu", "gpu"])
+def test_dry_run_of_a_preset(tmp_path: Path, preset: str) -> None:
+    done = bench("--preset", preset, "--dry-run", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(":")[0] for line in done.stdout.splitlines() if not line.startswith(" ")] == list(MODELS)
+    assert done.stdout.count("device cuda") == (5 if preset == "gpu" else 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    """No process and no file is left."""
+    command = [*COMMAND, "llama", *TINY, "--ddp", "2", "--builds", "patched", "--out", str(tmp_path)]
+    mark = {"OVERLAY_TEST_MARK": tmp_path.name}
+    with subprocess.Popen(command, env=VARIABLES | mark, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "off: parity" in line:
+                break
+        assert len(marked(tmp_path.name)) >= 3
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert said.splitlines()[-1].startswith("overlay: interrupted")
+    for _ in range(50):  # the kernel takes a moment
+        if not marked(tmp_path.name):
+            break
+        time.sleep(0.1)
+    assert marked(tmp_path.name) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def marked(mark: str) -> list[str]:
+    """The processes whose environment has the mark."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"OVERLAY_TEST_MARK={mark}".encode() in (entry / "environ").read_bytes():
+                found.append(entry.name)
+        except OSError:  # it has ended, or is somebody else's
+            continue
+    return found
+
+
+def test_compare(whole: card.Card, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    one.write_text(card.write(whole), "utf-8")
+    changed = json.loads(one.read_text("utf-8"))
+    changed["builds"][1]["modes"][1]["memory"]["peak"] *= 2
+    other.write_text(json.dumps(changed), "utf-8")
+    assert bench("compare", one, one).returncode == 0
+    done = bench("compare", one, other)
+    assert done.returncode == 1
+    assert done.stdout.startswith("worse  patched, reentrant: peak memory: ")
+    assert bench("compare", other, one).returncode == 0

@@ -1,0 +1,108 @@
+"""A run card: its schema, what it is written as, and what is no card."""
+
+import json
+import math
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from overlay.errors import OverlayError
+from overlay.measure import card, markdown, output, picture
+from tests.measure.cards import finding, made, mode, parity
+from tests.variants import ROOT
+
+GOOD = made(mode("off"), mode("reentrant", peak=60, slowdown=1.3), mode("non-reentrant", peak=60, slowdown=1.25))
+BAD = made(
+    mode("off"),
+    card.Mode(mode="reentrant", outcome="out of memory", message="killed"),
+    mode("non-reentrant", peak=90, parity=parity(loss=math.inf, gradient=0.5)),
+    choices=[mode("group:2", peak=80, slowdown=1.2), card.Mode(mode="offload", outcome="not available")],
+    choices_left_out="",
+    budget=card.Budget(bytes=85 * 2**20, best="group:2"),
+)
+CARDS = sorted((ROOT / "docs" / "cards").glob("*.json"))
+
+
+def test_the_schema_in_the_repository_is_that_of_the_models() -> None:
+    kept = ROOT / "overlay" / "measure" / "card.schema.json"
+    assert kept.read_text("utf-8") == card.schema(), "python -m overlay.measure.card > overlay/measure/card.schema.json"
+
+
+@pytest.mark.parametrize("one", [GOOD, BAD], ids=["good", "bad"])
+def test_what_is_written_is_read_again(one: card.Card, tmp_path: Path) -> None:
+    files = list(output.write(one, tmp_path / "run"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.md", "run.png"]
+    assert card.read(files[-1]) == one
+    json.loads(files[-1].read_text("utf-8"), parse_constant=pytest.fail)  # NaN and Infinity are no JSON
+
+
+def test_without_a_picture(tmp_path: Path) -> None:
+    list(output.write(GOOD, tmp_path / "run", drawn=False))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.md"]
+    assert "run.png" not in (tmp_path / "run.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "Invalid JSON"),
+        (json.dumps(GOOD.model_dump() | {"format": 2}), "found at format"),
+        (json.dumps(GOOD.model_dump() | {"other": 1}), "found at other"),
+    ],
+    ids=["no JSON", "another format", "an unknown key"],
+)
+def test_what_is_no_card(tmp_path: Path, content: str, said: str) -> None:
+    file = tmp_path / "card.json"
+    file.write_text(content, "utf-8")
+    with pytest.raises(OverlayError, match=said) as raised:
+        card.read(file)
+    assert str(file) in str(raised.value)
+    with pytest.raises(OverlayError, match="cannot be read"):
+        card.read(tmp_path / "none.json")
+
+
+def test_the_page_says_what_is_measured() -> None:
+    page = markdown.document(BAD, "run.png")
+    for part in (
+        "# llama: 1.0 M parameters, 2 blocks, 100 tokens",
+        "**off in 4 points: patched 5.22.2**",
+        "| optimizer state | 20.0 MiB | 20% |",
+        "| patched 5.22.2, non-reentrant | 90.0 MiB | -10% | x 1.00 (1.00 to 1.00) |",
+        "- patched 5.22.2, reentrant: out of memory: killed",
+        "- patched 5.22.2, non-reentrant: gradients differ from off by 5.0e-01 (layers.0.weight)",
+        "| segments of 2 blocks | 80.0 MiB | -20% |",
+        "For 85.0 MiB: segments of 2 blocks is the fastest that fits.",
+        "![memory over the step, and time and memory, per mode](run.png)",
+    ):
+        assert part in page
+    assert "**pass: patched 5.22.2**" in markdown.document(GOOD, None)
+
+
+def test_the_page_names_what_the_checks_found() -> None:
+    found = card.Granularity(found=2, checkpointed=2, twice=0, findings=[finding()])
+    page = markdown.document(made(mode("off"), mode("reentrant", peak=60, granularity=found)), None)
+    assert "- **error** in-place-operation: layers.0: `x += 1` changes the argument `x` in place (model.py:7)" in page
+
+
+@pytest.mark.parametrize("one", [GOOD, BAD, made(card.Mode(mode="off", outcome="failed"))], ids=["good", "bad", "none"])
+def test_the_picture(one: card.Card) -> None:
+    drawn = picture.png(one)
+    assert len(drawn) < 150_000
+    with Image.open(BytesIO(drawn)) as image:
+        assert image.format == "PNG"
+        assert min(image.size) >= 600
+
+
+@pytest.mark.parametrize("path", CARDS, ids=lambda path: path.stem)
+def test_cards_of_the_documentation(path: Path) -> None:
+    one = card.read(path)
+    assert {build.kind for build in one.builds} == {"stock", "patched", "latest"}
+    assert all(mode.outcome == "ok" for build in one.builds for mode in build.modes)
+    assert path.with_suffix(".md").read_text("utf-8") == markdown.document(one, f"{path.stem}.png")
+    assert path.with_suffix(".png").stat().st_size < 150_000
+
+
+def test_there_are_cards_of_five_models() -> None:
+    assert [path.stem for path in CARDS] == ["bert", "llama", "mixtral", "t5", "vit-segmentation"]

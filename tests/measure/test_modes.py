@@ -1,0 +1,83 @@
+"""Each mode on small models of several kinds: the same numbers, what is saved, and nothing left behind."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlay import environments
+from overlay.measure.settings import SEGMENTATION
+from tests.variants import PATCHED, ROOT, Variant, installed, run_worker
+
+WORKER = Path(__file__).with_name("modes_worker.py")
+MODELS = ("gpt2", "mixtral", SEGMENTATION, "t5", "vit", "llama")
+SHARES_A_BIAS = ("t5",)
+"""One tensor of the first block is used in all, so that gradients are added in another order."""
+
+ROUNDS = ("llama",)
+"""With autocast: a reentrant checkpoint casts weights again."""
+
+
+@functools.cache
+def observed() -> dict[str, Any]:
+    folder = installed(Variant(PATCHED[1].kind, PATCHED[1].release, by="wheel"))
+    python = environments.python("train-2.13")
+    found: dict[str, Any] = run_worker(WORKER, on="modes", interpreter=python, laid_over=[folder, ROOT])
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_parity(model: str) -> None:
+    for mode, found in observed()["models"][model]["modes"].items():
+        if mode == "reentrant" and model in (*SHARES_A_BIAS, *ROUNDS):
+            assert found["gradient"] < (1e-5 if model in SHARES_A_BIAS else 1e-2)
+        else:
+            assert found["exact"], mode
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_checkpointed(model: str) -> None:
+    found = observed()["models"][model]
+    blocks, modes = found["blocks"], found["modes"]
+    assert len(blocks) == (8 if model in ("t5", SEGMENTATION) else 4)
+    assert modes["off"]["checkpointed"] == []
+    assert modes["reentrant"]["checkpointed"] == modes["non-reentrant"]["checkpointed"] == blocks
+    assert modes["every:2"]["checkpointed"] == blocks[::2]
+    for mode in ("reentrant", "non-reentrant"):
+        assert sum(modes[mode]["saved"]) < sum(modes["off"]["saved"]) / 2
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_segment_saves_its_first_input_alone(model: str) -> None:
+    found = observed()["models"][model]["modes"]
+    for mode, size in (("group:2", 2), ("group:3", 3)):
+        for start in range(0, len(found[mode]["saved"]), 4):
+            saved = found[mode]["saved"][start : start + 4]
+            ends = [i for i in range(4) if i == 3 or (i + 1) % size == 0]
+            assert [i for i in range(4) if saved[i]] == ends
+        assert sum(found[mode]["saved"]) < sum(found["off"]["saved"]) / 2
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_off_is_off_again(model: str) -> None:
+    modes = observed()["models"][model]["modes"]
+    assert modes["off again"]["saved"] == modes["off"]["saved"]
+    assert modes["off again"]["checkpointed"] == []
+    assert modes["off again"]["hooks"] == modes["off"]["hooks"], "transformers adds some for gradients of inputs"
+
+
+def test_patches_are_tokens() -> None:
+    assert observed()["models"]["vit"]["tokens"] == 4
+    assert observed()["models"][SEGMENTATION]["tokens"] == 16
+
+
+def test_what_cannot_be_done_is_said() -> None:
+    found = observed()
+    assert found["errors"]["offload"] == "there is no accelerator to offload from"
+    assert "found 'mixtrol': did you mean mixtral" in found["errors"]["model"]
+    assert found["grouped"] == "a tensor of shape (1, 4) is computed between the blocks, not within them"
+
+
+def test_an_in_place_module_is_named_where_it_writes_into_an_argument() -> None:
+    assert observed()["written"] == [["block.relu", "argument", "self.relu(x)"]]

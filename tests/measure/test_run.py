@@ -1,0 +1,29 @@
+"""What a worker's error means."""
+
+import pytest
+
+from overlay.measure.run import outcome
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "out of memory"),
+        ("RankError: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "out of memory"),
+        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "out of memory"),
+        ("the worker was killed: ('parity',)\nsome warning", "out of memory"),
+        ("the worker took more than 900 s: ('parity',)\n", "failed"),
+        ("the worker ended: ('parity',)\nTraceback\na rank has ended", "failed"),
+        ("ValueError: no", "failed"),
+        ("ModeError: there is no accelerator to offload from", "not available"),
+    ],
+)
+def test_outcome(error: str, expected: str) -> None:
+    assert outcome(error)[0] == expected
+
+
+def test_messages() -> None:
+    assert outcome("ModeError: no such option")[1] == "no such option"
+    assert outcome("RankError: ValueError: no")[1] == "ValueError: no"
+    assert outcome("the worker ended: ('parity',)\nTraceback\na rank has ended")[1] == "a rank has ended"
+    assert outcome("the worker took more than 900 s: ('parity',)\nnoise")[1].startswith("the worker took more")
