@@ -19,13 +19,14 @@ def add(verbs: Verbs) -> None:
     """Adds the verb."""
     parser = verbs.add_parser(
         "bench",
-        parents=[checkout("bench")],
+        parents=[checkout()],
         help="measure what checkpointing saves and costs: memory, time, parity and granularity, as a run card",
         description="Measures a model without checkpointing and with each kind of it, on the stock, the patched and "
         "the latest build of transformers, in turn. Exits 1 where the patched build is not as teams accept it: memory "
         "down by at least 30 %%, at most 40 %% slower, parity within 1e-4, whole blocks. `overlay bench compare A.json "
         "B.json` compares two cards, and exits 1 where something got worse.",
     )
+    parser.set_defaults(extra="bench")
     parser.add_argument(
         "what",
         nargs="*",
