@@ -24,7 +24,7 @@ def check(path: Path, pins: Lock) -> None:
         OverlayError: a wheel has other bytes under a revision that is committed.
     """
     text = lock.read_text(path)
-    for commit, committed in _bases(path):
+    for commit, committed in _commits(path):
         for name, package in pins.packages.items():
             for position, release in enumerate(package.releases):
                 found = release.built and release.built.sha256
@@ -40,32 +40,44 @@ def check(path: Path, pins: Lock) -> None:
 
 def committed(path: Path) -> Committed:
     """What is committed of built wheels; nothing where the lock is in no git repository."""
-    return {key: sha256 for _, pins in reversed(list(_bases(path))) for key, sha256 in pins.items()}
+    return {key: sha256 for _, pins in reversed(list(_commits(path))) for key, sha256 in pins.items()}
 
 
-def _bases(path: Path) -> Iterator[tuple[str, Committed]]:
-    """HEAD, and what its branch is compared with: where it left the branch that it follows, or else the commit
-    before."""
+def _commits(path: Path) -> Iterator[tuple[str, Committed]]:
+    """HEAD, what it is compared with, and of every commit before what those behind it do not say: a revision that was
+    taken out, or set back, keeps its bytes too."""
     folder = path.resolve().parent
-    said = git.run("rev-parse", "--git-dir", folder=folder).stderr.decode("utf-8", "replace")
-    if "dubious ownership" in said:
+    done = git.run("rev-parse", "--git-dir", "--is-shallow-repository", folder=folder)
+    if b"dubious ownership" in done.stderr:
         say(f"{folder} belongs to another user, so git does not trust it: what is committed was not looked at")
+    if done.stdout.split()[-1:] == [b"true"]:
+        say(f"{folder} is a shallow clone: what its commits lack was not looked at: run git fetch --unshallow")
     head = _revision(folder, "HEAD")
     if head is None:
         return
-    base = None
+    seen: set[tuple[str, str, int | None]] = set()
+    for commit in dict.fromkeys((head, *_bases(folder, head))):
+        found = _built(folder, path.name, commit)
+        seen |= found.keys()
+        yield commit, found
+    listed = git.run("rev-list", "--topo-order", head, "--", path.name, folder=folder).stdout.decode("ascii").split()
+    for commit in listed:
+        found = {key: value for key, value in _built(folder, path.name, commit).items() if key not in seen}
+        seen |= found.keys()
+        yield commit, found
+
+
+def _bases(folder: Path, head: str) -> list[str]:
+    """What a branch is compared with: where it left the branches that it follows, or else the commit before."""
+    found = []
     for followed in ("@{upstream}", "refs/remotes/origin/HEAD", "refs/remotes/origin/main"):
         other = _revision(folder, followed)
         if other is not None:
             done = git.run("merge-base", head, other, folder=folder)
-            base = done.stdout.decode("ascii").strip() if done.returncode == 0 else None
-            break
-    if base in (None, head):
-        base = _revision(folder, "HEAD^1")
-    for commit in dict.fromkeys(filter(None, (head, base))):
-        done = git.run("show", f"{commit}:./{path.name}", folder=folder)
-        if done.returncode == 0:
-            yield commit, _built(done.stdout)
+            found += done.stdout.decode("ascii").split() if done.returncode == 0 else []
+    bases = [base for base in found if base != head]
+    before = None if bases else _revision(folder, "HEAD^1")
+    return [before] if before else bases
 
 
 def _revision(folder: Path, name: str) -> str | None:
@@ -73,14 +85,15 @@ def _revision(folder: Path, name: str) -> str | None:
     return done.stdout.decode("ascii").strip() if done.returncode == 0 else None
 
 
-def _built(content: bytes) -> Committed:
-    """What a lock says, however sound the rest of it is: it may be of an older form."""
+def _built(folder: Path, name: str, commit: str) -> Committed:
+    """What the lock of a commit says, however sound the rest of it is: it may be of an older form."""
+    done = git.run("cat-file", "blob", f"{commit}:./{name}", folder=folder)
     found = {}
     try:
-        for name, package in tomllib.loads(content.decode("utf-8"))["packages"].items():
+        for project, package in tomllib.loads(done.stdout.decode("utf-8"))["packages"].items():
             for release in package["releases"]:
                 if "built" in release:
-                    found[name, release["version"], release["revision"]] = release["built"]["sha256"]
+                    found[project, release["version"], release["revision"]] = release["built"]["sha256"]
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, LookupError, TypeError, AttributeError):
         return {}
     return found

@@ -84,6 +84,68 @@ def test_a_branch_is_compared_with_where_it_left(repository: Sample) -> None:
     repository.overlay("lock", "check").fails("for revision 1, as commit ")
 
 
+def test_a_branch_that_was_pushed_is_compared_with_where_it_left(repository: Sample) -> None:
+    """Then it follows itself."""
+    other = repository.folder / "other.git"
+    git("clone", "--quiet", "--bare", str(repository.root), str(other), folder=repository.folder)
+    git("remote", "add", "origin", str(other), folder=repository.root)
+    git("fetch", "--quiet", "origin", folder=repository.root)
+    git("checkout", "--quiet", "-b", "topic", folder=repository.root)
+    rewritten(repository, 30, 31)
+    committed(repository)
+    (repository.root / "notes").touch()
+    committed(repository)
+    git("push", "--quiet", "--set-upstream", "origin", "topic", folder=repository.root)
+    repository.overlay("lock", "check").fails("for revision 1, as commit ")
+
+
+def revisions(sample: Sample) -> list[str]:
+    return re.findall(r"revision = (\d+)", sample.lock.read_text())
+
+
+@pytest.mark.parametrize("how", ["set back", "taken out", "pinned anew"])
+def test_a_revision_of_an_earlier_commit_is_not_given_again(repository: Sample, how: str) -> None:
+    for old, new in ((30, 31), (31, 32)):
+        repository.rewrite(1, f"+    return value - {old}", f"+    return value - {new}")
+        repository.overlay("lock", "update", "demo==1.0", "demo==1.1").succeeds()
+        committed(repository)
+    text = repository.lock.read_text()
+    built = re.search(r"built = .*overlay\.3.*\n", text)
+    assert built is not None
+    if how == "set back":
+        repository.lock.write_text(text.replace(built[0], "").replace("revision = 3", "revision = 2"))
+    else:
+        entry = text[text.index("[[packages.demo.releases]]") : text.index("# Only for the tests.")]
+        repository.lock.write_text(text.replace(entry, ""))
+        committed(repository)
+        (repository.root / "notes").touch()
+        committed(repository)
+    repository.rewrite(1, "+    return value - 32", "+    return value - 33")
+    if how != "set back":
+        repository.overlay("add-release", "demo==1.0", "--use", "deliver").succeeds()
+    if how == "taken out":  # and its revision by hand
+        repository.lock.write_text(repository.lock.read_text().replace("revision = 4", "revision = 2"))
+        repository.lock.write_text(repository.lock.read_text().replace("overlay.4-", "overlay.2-"))
+        repository.overlay("lock", "update", "demo==1.1").succeeds()
+        (repository.cache / "modeling-overlay").rename(repository.folder / "away")
+        repository.overlay("lock", "check").fails("for revision 2, as commit ")
+        return
+    repository.overlay("lock", "update").succeeds()
+    assert sorted(revisions(repository)) == ["1", "1", "4"]
+    repository.overlay("lock", "check").succeeds()
+
+
+def test_a_shallow_clone_says_so(repository: Sample) -> None:
+    committed_twice = repository.root / "notes"
+    committed_twice.touch()
+    committed(repository)
+    clone = repository.folder / "clone"
+    git("clone", "--quiet", "--depth", "1", repository.root.as_uri(), str(clone), folder=repository.folder)
+    done = repository.overlay("lock", "check", "--root", clone).succeeds()
+    assert "is a shallow clone: what its commits lack was not looked at" in done.stderr
+    assert "shallow" not in repository.overlay("lock", "check").succeeds().stderr
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a repository to somebody else")
 def test_a_repository_that_git_distrusts(repository: Sample) -> None:
     os.chown(repository.root, 1234, 1234)
