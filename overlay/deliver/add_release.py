@@ -38,10 +38,10 @@ def _run(path: Path, requirement: str, use: Use | None) -> None:
     name, version = _named(pins, requirement)
     package = pins.packages[name]
     for position, release in enumerate(package.releases):
-        if release.version == version:
+        if Version(release.version) == Version(version):
             _pinned(path, name, package, position, use)
             return
-    wheel, artefact = _fetched(name, version)
+    wheel, version, artefact = _fetched(name, version)
     queue, made = _fitting(path, name, package, wheel, version)
     release = Release.model_validate(
         {
@@ -114,8 +114,8 @@ def _pinned(path: Path, name: str, package: Package, position: int, use: Use | N
     say(f"{path.name}: {name} {release.version} is for delivery now, with {queue.name}")
 
 
-def _fetched(name: str, version: str) -> tuple[Wheel, dict[str, Any]]:
-    """The wheel of a release, and its pin."""
+def _fetched(name: str, version: str) -> tuple[Wheel, str, dict[str, Any]]:
+    """The wheel of a release, the version as it spells it (1.0 is 1.0.0), and its pin."""
     settings = PipSettings.read()
     with settings.client() as client:
         offered = source.offers(client, settings, name)
@@ -130,12 +130,12 @@ def _fetched(name: str, version: str) -> tuple[Wheel, dict[str, Any]]:
     content = source.read(name, artefact)
     wheel = Wheel.read(content, artefact.file)
     audit(wheel, content, artefact.sha256)
-    return wheel, artefact.model_dump()
+    return wheel, str(offer.version), artefact.model_dump()
 
 
 def _chosen(name: str, version: str, offered: Sequence[Offer]) -> Offer:
     """The wheel of that version for every platform."""
-    wheels = [offer for offer in offered if str(offer.version) == version]
+    wheels = [offer for offer in offered if offer.version == Version(version)]
     usable = [offer for offer in wheels if offer.file.endswith("-none-any.whl")]
     if not usable:
         others = ", ".join(offer.file for offer in wheels)

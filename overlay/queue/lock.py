@@ -445,7 +445,13 @@ def edited(text: str, changes: Mapping[Location, Any]) -> str:
             _put(table, where[-1], _inline(value))
         else:
             _put(table, where[-1], value)
-    return tomlkit.dumps(document)
+    return _ended_as(text, tomlkit.dumps(document))
+
+
+def _ended_as(text: str, new: str) -> str:
+    """`new`, with line ends of CR and LF where `text` has no other ones."""
+    ends = "\r\n" if "\n" in text and not re.search(r"(?<!\r)\n", text) else "\n"
+    return re.sub(r"(?<!\r)\n", ends, new)
 
 
 @contextmanager
@@ -467,10 +473,10 @@ def inserted(text: str, name: str, release: Release) -> str:
     alike = [position for position, other in enumerate(releases) if other.use == release.use]
     anchor = line(text, ("packages", name, "releases", (alike or [len(releases) - 1])[-1]))
     rows = text.split("\n")
-    end = next((number for number in range(anchor, len(rows)) if rows[number].startswith("[")), len(rows))
-    while end > anchor and (not rows[end - 1].strip() or rows[end - 1].startswith("#")):
+    end = next((number for number in range(anchor, len(rows)) if rows[number].lstrip().startswith("[")), len(rows))
+    while end > anchor and (not rows[end - 1].strip() or rows[end - 1].lstrip().startswith("#")):
         end -= 1
-    return "\n".join([*rows[:end], "", *_entry(name, release), *rows[end:]])
+    return _ended_as(text, "\n".join([*rows[:end], "", *_entry(name, release), *rows[end:]]))
 
 
 def _entry(name: str, release: Release) -> list[str]:

@@ -17,7 +17,7 @@ from packaging.version import Version
 from overlay.errors import OverlayError, naming
 from overlay.manifest import Fault
 from overlay.queue import git
-from overlay.queue.lock import INVISIBLE, relative_path
+from overlay.queue.lock import INVISIBLE, nearest, relative_path
 
 Delivery = Literal["wheel", "overlay", "pull-request"]
 TRAILERS = {
@@ -132,10 +132,19 @@ def of(patches: Path, project: str) -> list[Series]:
 
 
 def applied_upstream(queues: Iterable[Series], version: Version) -> str | None:
-    """The first release in which upstream has taken in a change of these series (`Applied-Upstream`), if it is not
-    later than `version`."""
-    applied = {patch.trailers["Applied-Upstream"] for queue in queues for patch in queue.patches} - {"no"}
-    return next((release for release in sorted(applied, key=Version) if Version(release) <= version), None)
+    """The release since which upstream has what the series nearest to `version` mends (`Applied-Upstream`), if it is not
+    later: each patch of a fault, or any where none names one."""
+    named = {queue.name: queue for queue in queues}
+    if not named:
+        return None
+    patches = named[nearest(named, version)].patches
+    applied = [patch.trailers["Applied-Upstream"] for patch in patches if patch.faults] or [
+        patch.trailers["Applied-Upstream"] for patch in patches if patch.trailers["Applied-Upstream"] != "no"
+    ]
+    if not applied or "no" in applied:
+        return None
+    since = max(applied, key=Version)
+    return since if Version(since) <= version else None
 
 
 def _check_deliveries(series: Series) -> None:

@@ -124,6 +124,44 @@ def test_a_release_that_upstream_has_mended(sample: Sample) -> None:
     sample.overlay("add-release", requirement).fails("its files are those of 3.0, which upstream.lock names as fixed")
 
 
+def test_a_release_with_a_fault_that_is_left_is_not_mended(sample: Sample) -> None:
+    """Upstream has one patch of an older series, and not what the nearest one mends."""
+    requirement = offered(sample, "2.1", ("def kernel_1(", "def kernel_one("))
+    sample.rewrite(1, "Applied-Upstream: no", "Applied-Upstream: 2.0")
+    sample.overlay("add-release", requirement).fails("found that demo-2.0 applies, whose range does not: rename it")
+    sample.rewrite(1, "Applied-Upstream: no", "Applied-Upstream: 2.1\nFault: one: the first", "demo-2.0")
+    sample.rewrite(2, "Applied-Upstream: no", "Applied-Upstream: no\nFault: two: the second", "demo-2.0")
+    sample.overlay("add-release", requirement).fails("found that demo-2.0 applies, whose range does not: rename it")
+    sample.rewrite(2, "Applied-Upstream: no", "Applied-Upstream: 2.1", "demo-2.0")
+    sample.overlay("add-release", requirement).fails("found that it is fixed upstream since 2.1")
+
+
+def test_another_spelling_of_a_version(sample: Sample) -> None:
+    assert "demo 1.1 is pinned already" in sample.overlay("add-release", "demo==1.1.0").succeeds().stderr
+    offered(sample, "1.0.5")
+    assert "pinned demo 1.0.5, for" in sample.overlay("add-release", "demo==v1.0.5.0").succeeds().stderr
+    sample.overlay("lock", "check").succeeds()
+
+
+def test_the_form_of_the_lock_stays(sample: Sample) -> None:
+    """Of indented tables and of line ends as Windows has them."""
+    rows = sample.lock.read_text().splitlines()
+    before = [f"    {row}" if row else row for row in rows]
+    sample.lock.write_bytes("".join(f"{row}\r\n" for row in before).encode())
+    sample.overlay("add-release", offered(sample, "1.0.5")).succeeds()
+    after = sample.lock.read_bytes().decode().split("\r\n")
+    assert not any("\n" in row for row in after)
+    at = after.index("[[packages.demo.releases]]")
+    end = after.index("", at)
+    assert after[: at - 1] + after[end:] == [*before, ""], "nothing else has changed"
+    assert [pin.version for pin in lock.read(sample.lock).packages["demo"].releases] == ["1.0", "1.1", "1.0.5", "2.0"]
+    sample.rewrite(1, "+    return value - 30", "+    return value - 31")
+    sample.lock.write_bytes(sample.lock.read_bytes().replace(b"demo/layers/block.py", b"demo/layers/other.py"))
+    sample.overlay("lock", "update").succeeds()
+    assert not any("\n" in row for row in sample.lock.read_bytes().decode().split("\r\n"))
+    sample.overlay("lock", "check").succeeds()
+
+
 def test_what_upstream_advises_against_is_said(sample: Sample) -> None:
     done = sample.overlay("add-release", offered(sample, "1.0.5", attributes=' data-yanked=""')).succeeds()
     assert "demo-1.0.5-py3-none-any.whl was yanked" in done.stderr
