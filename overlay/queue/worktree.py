@@ -1,7 +1,7 @@
 """A series as commits: a git repository of upstream's files with a commit for each patch, and back.
 
-The user's own configuration and attributes change nothing of what is made here; only `changed` looks at the work tree
-as the user's git does.
+The user's own configuration and attributes, and what of the repository's says how a diff or a patch looks, change
+nothing of what is made here; only `changed` looks at the work tree as the user's git does.
 """
 
 import re
@@ -22,8 +22,19 @@ ASIDE = "Kept-Aside"
 """The trailer of an empty commit that holds the place of a patch, whose file it names."""
 
 _AM = ("am", "--quiet", "--keep-cr", "--keep-non-patch", "--committer-date-is-author-date")
-_DIFF = ("--full-index", "--no-renames", "--diff-algorithm=myers")
+_DIFF = ("--full-index", "--no-renames", "--diff-algorithm=myers", "--inter-hunk-context=0", "--indent-heuristic")
 _IDENTITY = ("-c", f"user.name={SIGNATURE}", "-c", f"user.email={SIGNATURE}@users.noreply.github.com")
+_SETTINGS = (
+    "-c", "diff.noprefix=false", "-c", "diff.orderFile=/dev/null", "-c", "diff.suppressBlankEmpty=false",
+    "-c", "i18n.commitEncoding=UTF-8", "-c", "i18n.logOutputEncoding=UTF-8",
+)  # fmt: skip
+"""Against what the configuration of the repository itself may say; `_FORMAT` too."""
+
+_FORMAT = (
+    "--stdout", "--zero-commit", "-N", "--no-encode-email-headers", "--subject-prefix=PATCH", "--no-signoff",
+    "--no-base", "--no-cover-letter", "--no-attach", "--no-thread", "--no-add-header", "--no-to", "--no-cc",
+    "--no-from", "--no-notes", "--src-prefix=a/", "--dst-prefix=b/", f"--signature={SIGNATURE}",
+)  # fmt: skip
 _LAST_UPDATE = re.compile(r"^Last-Update: *(\S*)[ \t]*$", re.MULTILINE)
 _UNFINISHED = {
     "rebase-merge": "a rebase",
@@ -120,7 +131,7 @@ class WorkTree:
         return done[1]
 
     def _run(self, *arguments: str, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
-        place = ("--git-dir", ".git", "--work-tree", ".", "-c", "core.quotePath=false", *_IDENTITY)
+        place = ("--git-dir", ".git", "--work-tree", ".", "-c", "core.quotePath=false", *_SETTINGS, *_IDENTITY)
         done = git.run(*place, *arguments, folder=self.folder, isolated=True, stdin=stdin)
         return done.returncode, done.stdout, done.stderr
 
@@ -175,7 +186,10 @@ class WorkTree:
         listed = self.git(
             "log", "--reverse", "--topo-order", "--raw", "-z", "--no-renames", "--no-abbrev", form, f"{base}..HEAD"
         )
-        return [_commit(row.decode("utf-8", "surrogateescape")) for row in listed.split(b"\1")[1:]]
+        each = re.split(
+            rb"\x01(?=[0-9a-f]{40}\0[0-9a-f]{40}\0)", listed
+        )  # a message has no NUL, but any other character
+        return [_commit(row.decode("utf-8", "surrogateescape")) for row in each[1:]]
 
     def blobs(self) -> dict[str, str]:
         """The blob ids of the files at HEAD, by path."""
@@ -195,14 +209,13 @@ class WorkTree:
         made = self.git(
             "hash-object", "-t", "commit", "-w", "--stdin", stdin=content.encode("utf-8", "surrogateescape")
         )
-        return self.git(
-            "format-patch", "--stdout", "--zero-commit", "-N", "--no-encode-email-headers", *_DIFF,
-            f"--signature={SIGNATURE}", f"-U{context}", "-1", made.decode("ascii").strip(),
-        )  # fmt: skip
+        return self.git("format-patch", *_FORMAT, *_DIFF, f"-U{context}", "-1", made.decode("ascii").strip())
 
     def slug(self, commit: Commit) -> str:
         """What git names the file of its patch by, in lower case."""
-        return self.git("show", "-s", "--format=%f", commit.id).decode("utf-8").strip().lower()[:52].strip("-.")
+        return (
+            self.git("show", "-s", "--format=%f", commit.id).decode("utf-8").strip().lower()[:52].strip("-.") or "patch"
+        )
 
     def unfinished(self) -> str | None:
         """What is in progress there: a rebase, a merge."""

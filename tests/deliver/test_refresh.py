@@ -299,6 +299,10 @@ def unexplained(tree: Path) -> None:
     )
 
 
+def unseen(tree: Path) -> None:
+    committed(tree, message("Bell \1"), CORE, "value + 8\n", "value\n")
+
+
 def created(tree: Path) -> None:
     (tree / "src/demo/new.py").write_text("NEW = 1\n")
     git("add", "src/demo/new.py", folder=tree)
@@ -321,6 +325,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "binary": (binary, ("(Binary)", "expected a change of a text file", "binary")),
     "link": (link, ("(Link)", "found src/demo/core.py made something else")),
     "trailer": (unexplained, ("commit ", "(Do it)", "expected the trailer Applied-Upstream:", "add it")),
+    "unseen": (unseen, ("(Bell ", "expected text that can be read")),
     "empty": (
         lambda tree: git("commit", "--quiet", "--allow-empty", "--message", message("Nothing"), folder=tree),
         ("(Nothing)", "found an empty commit: drop it"),
@@ -358,6 +363,80 @@ def test_what_can_be_no_patch_is_refused(refusing: Sample, case: str, tmp_path: 
     before = kept(refusing)
     refusing.overlay("refresh", "--tree", tree).fails(*said)
     assert kept(refusing) == before
+
+
+CONFIGURED = """\
+[diff]
+noprefix = true
+mnemonicPrefix = true
+orderFile = /nonexistent
+external = /bin/false
+context = 9
+interHunkContext = 99
+suppressBlankEmpty = true
+indentHeuristic = false
+algorithm = patience
+[format]
+subjectPrefix = OTHER
+signOff = true
+useAutoBase = true
+coverLetter = true
+attach = true
+thread = true
+numbered = true
+headers = "X-Other: yes\\n"
+to = to@mail.example
+from = true
+notes = true
+noprefix = true
+signature = me
+[log]
+showSignature = true
+date = iso
+[i18n]
+commitEncoding = ISO-8859-1
+logOutputEncoding = ISO-8859-1
+[core]
+autocrlf = true
+hooksPath = /nonexistent
+[color]
+ui = always
+[commit]
+gpgSign = true
+[init]
+defaultBranch = trunk
+templateDir = /nonexistent
+"""
+
+
+@pytest.mark.parametrize("whose", ["user", "repository"])
+def test_no_configuration_changes_what_is_exported(sample: Sample, whose: str, tmp_path: Path) -> None:
+    found = []
+    for name in ("plain", "configured"):
+        here = copy(sample, tmp_path / name)
+        if name == "configured" and whose == "user":
+            here.environment()
+            (here.folder / "home" / ".gitconfig").write_text(CONFIGURED)
+        tree = opened(here)
+        amend(tree, 1, CORE, "return value - 30", "return value - 31\n    # größe")
+        exchange(tree, CORE, "return value + 20\n", "return value + 21\n")
+        exchange(tree, CORE, "return value + 23\n", "return value + 24\n")
+        git("commit", "--quiet", "--all", "--message", message("Größe, near"), folder=tree)
+        if name == "configured" and whose == "repository":
+            (tree / ".git" / "config").open("a").write(CONFIGURED)
+        here.overlay("refresh").succeeds()
+        found.append(kept(here))
+    assert found[0] == found[1]
+
+
+def test_subjects_without_a_letter_make_files_of_their_own(sample: Sample) -> None:
+    tree = opened(sample)
+    committed(tree, message("修复"), BLOCK, "return value + 8\n", "return value + 88\n")
+    sample.overlay("refresh").succeeds()
+    committed(tree, message("问题"), BLOCK, "return value + 16\n", "return value + 17\n")
+    rebased(tree, "1d")
+    sample.overlay("refresh").succeeds()
+    assert sorted(queue(sample))[2:] == ["0003-patch.patch", "0004-patch.patch", "series"]
 
 
 def test_every_release_of_the_series_has_to_take_it(sample: Sample) -> None:
