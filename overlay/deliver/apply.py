@@ -26,7 +26,7 @@ from overlay.deliver.wheel import (
 )
 from overlay.errors import OverlayError
 from overlay.progress import say
-from overlay.queue import images, series, source
+from overlay.queue import history, images, series, source
 from overlay.queue.lock import Lock, Package, Release
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[
     generated, patches = root / "overlay" / "patched", root / "patches"
     check_target(out, root)
     output.check(generated, _GENERATED)
+    history.check_head(root / "upstream.lock", lock)
     if not requirements:
         overlay_wheel.check(root)
     for project, _, release in (*chosen, *tested):

@@ -144,7 +144,8 @@ def start(path: Path, requirement: str, tree: Path, everything: bool = False) ->
     state = State.read(tree)
     if state is not None:
         _check_exported(tree, state, now)
-        if (state.requirement, state.digests[-1], state.everything) == (label, now, everything):
+        found = (state.requirement, state.series, state.digests[-1], state.everything)
+        if found == (label, queue.name, now, everything):
             say(f"{tree} has {label} with {queue.name} already")
             return
     with output.replaced(tree, lambda _: True, ADVICE) as staging:

@@ -64,6 +64,7 @@ def _run(path: Path, tree: Path) -> None:
     commits = _commits(work, state.upstream)
     pins = lock.read(path)
     name, package, release = pins.find(state.requirement)
+    state = _renamed(state, path.parent / "patches", release.series)
     folder = path.parent / "patches" / state.series
     old = series.read(folder)
     before = edit.contents(folder)
@@ -98,6 +99,13 @@ def _run(path: Path, tree: Path) -> None:
     digests = [one for one in state.digests if one != edit.digest(after)]
     replace(state, exported=work.head(), digests=[*digests, edit.digest(after)]).write(tree)
     _say(path, folder.name, before, after, changes)
+
+
+def _renamed(state: State, patches: Path, now: str | None) -> State:
+    """The state with the name that the series has now, if it is the same one: another range gives it another name."""
+    if now is None or (patches / state.series).exists() or not (patches / now / "series").is_file():
+        return state
+    return replace(state, series=now) if edit.digest(edit.contents(patches / now)) in state.digests else state
 
 
 def _commits(work: WorkTree, base: str) -> list[Commit]:

@@ -474,6 +474,23 @@ def test_work_that_is_not_exported_stays(sample: Sample) -> None:
     assert [file.name for file in other.iterdir()] == ["file"]
 
 
+def test_a_tree_follows_a_series_that_is_renamed(sample: Sample) -> None:
+    """As add-release advises, for a wider range."""
+    tree = opened(sample)
+    patches = sample.root / "patches"
+    (patches / "demo-1.0-1.1").rename(patches / "demo-1.0-1.2")
+    sample.lock.write_text(sample.lock.read_text().replace("demo-1.0-1.1", "demo-1.0-1.2"))
+    amend(tree, 1, CORE, "return value - 30", "return value - 31")
+    sample.overlay("refresh").succeeds()
+    assert b"+    return value - 31\n" in queue(sample, "demo-1.0-1.2")["0001-Subtract-in-the-core.patch"]
+    assert not (patches / "demo-1.0-1.1").exists()
+    assert "with demo-1.0-1.2 already" in sample.overlay("edit", "demo==1.0").succeeds().stderr
+    (patches / "demo-1.0-1.2").rename(patches / "demo-1.0-1.3")
+    sample.lock.write_text(sample.lock.read_text().replace("demo-1.0-1.2", "demo-1.0-1.3"))
+    assert "already" not in sample.overlay("edit", "demo==1.0").succeeds().stderr
+    sample.overlay("refresh").succeeds()
+
+
 def test_a_tree_without_work_follows_its_series(sample: Sample) -> None:
     tree = opened(sample)
     sample.rewrite(1, "this mends it", "this mends it well")

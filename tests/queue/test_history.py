@@ -135,6 +135,21 @@ def test_a_revision_of_an_earlier_commit_is_not_given_again(repository: Sample, 
     repository.overlay("lock", "check").succeeds()
 
 
+def test_apply_gives_no_other_bytes_to_a_committed_revision(repository: Sample) -> None:
+    """A lock that agrees with its patches, as it is made where nothing is committed."""
+    (repository.root / ".git").rename(repository.folder / "away")
+    repository.rewrite(1, "+    return value - 30", "+    return value - 31")
+    repository.lock.write_text(re.sub(r"built = .*demo-1\.0.*\n", "", repository.lock.read_text()))
+    repository.overlay("lock", "update").succeeds()
+    (repository.folder / "away").rename(repository.root / ".git")
+    assert revisions(repository) == ["1", "1", "1"]
+    repository.apply().fails("for revision 1, as commit HEAD has it, found ", "run overlay lock update demo==1.0")
+    assert not repository.out.exists()
+    repository.overlay("lock", "update").succeeds()
+    repository.apply("demo==1.0").succeeds()
+    assert (repository.out / "demo-1.0+overlay.2-py3-none-any.whl").is_file()
+
+
 def test_a_shallow_clone_says_so(repository: Sample) -> None:
     committed_twice = repository.root / "notes"
     committed_twice.touch()
