@@ -132,8 +132,8 @@ def of(patches: Path, project: str) -> list[Series]:
 
 
 def applied_upstream(queues: Iterable[Series], version: Version) -> str | None:
-    """The release since which upstream has what the series nearest to `version` mends (`Applied-Upstream`), if it is not
-    later: each patch of a fault, or any where none names one."""
+    """The release since which upstream has what the series nearest to `version` mends (`Applied-Upstream`), if it is
+    not later: each patch of a fault, or any where none names one."""
     named = {queue.name: queue for queue in queues}
     if not named:
         return None

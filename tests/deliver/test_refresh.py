@@ -494,6 +494,7 @@ def test_a_tree_follows_a_series_that_is_renamed(sample: Sample) -> None:
 def test_a_tree_without_work_follows_its_series(sample: Sample) -> None:
     tree = opened(sample)
     sample.rewrite(1, "this mends it", "this mends it well")
+    sample.overlay("lock", "update").succeeds()
     assert opened(sample) == tree
     assert "mends it well" in git("log", "--format=%B", folder=tree)
     before = kept(sample)
