@@ -18,7 +18,7 @@ from overlay.deliver import edit, refresh
 from overlay.queue import git as plain_git
 from overlay.queue import lock
 from tests.deliver.test_output import Killed
-from tests.sample import Sample, copy, git, message, snapshot, upstream
+from tests.sample import Sample, archive, copy, git, members, message, record, snapshot, upstream
 from tests.variants import ROOT
 
 TODAY = datetime.now(UTC).date().isoformat()
@@ -472,6 +472,23 @@ def test_work_that_is_not_exported_stays(sample: Sample) -> None:
     (other / "file").touch()
     sample.overlay("edit", "demo==1.0", "--tree", other).fails("expected a new folder", "name another folder")
     assert [file.name for file in other.iterdir()] == ["file"]
+
+
+def test_a_hunk_that_finds_another_place_is_refused(sample: Sample) -> None:
+    """The patches are written against 1.0, where what is alike begins eight lines earlier."""
+    files = members("demo", "1.1")
+    del files["demo-1.1.dist-info/RECORD"]
+    files["demo/core.py"] = b"# later\n" * 8 + files["demo/core.py"]
+    sample.offer(archive(files | {"demo-1.1.dist-info/RECORD": record(files, "demo-1.1.dist-info")}), "demo-1.1")
+    sample.overlay("lock", "update").succeeds()
+    tree = opened(sample, "demo==1.1")
+    alike = "    value\n"
+    committed(tree, message("Alike"), CORE, "return value + 20\n", f"return value + 20\n{alike * 40}")
+    sample.overlay("refresh").succeeds()
+    committed(tree, message("One of them"), CORE, alike * 40, f"{alike * 35}    other\n{alike * 4}")
+    before = kept(sample)
+    sample.overlay("refresh").fails("expected patches that give src/demo/core.py as it is there", "two places")
+    assert kept(sample) == before
 
 
 def test_a_tree_follows_a_series_that_is_renamed(sample: Sample) -> None:
