@@ -91,6 +91,17 @@ HELPER = "\nfrom .helpers import helper\n"
 NEXT = "\n\n@auto_docstring\nclass GenericForSequenceClassification"
 """What stands behind the class of the layers."""
 
+LATER = [
+    'if logger is not None:\n    setattr(GradientCheckpointingLayer, "__call__", nn.Module.__call__)',
+    "for one in (GradientCheckpointingLayer,):\n    one.__call__ = nn.Module.__call__",
+    "del GradientCheckpointingLayer.__call__",
+    'put = setattr(GradientCheckpointingLayer, "__call__", nn.Module.__call__)',
+    "def put(one):\n    GradientCheckpointingLayer.__call__ = nn.Module.__call__\n\n\n@put\nclass Other:\n    pass",
+    "class Other:\n    GradientCheckpointingLayer.__call__ = nn.Module.__call__",
+    'class Other(nn.Module):\n    gradient_checkpointing = False\n\n\nglobals()["GradientCheckpointingLayer"] = Other',
+]
+"""Statements behind the class after which it checkpoints nothing."""
+
 LAST = "GradientCheckpointingLayer.__call__ = nn.Module.__call__"
 NOTHING = "expected a plain layer to be checkpointed once, found 0 checkpoints"
 NO_STAND_IN = "it uses transformers.helpers.helper, for which there is no stand-in"
@@ -147,6 +158,7 @@ STOCK_LAYERS = [
         # what is put on the class behind it counts, too
         ([(NEXT, f"\n\n{LAST}\n{NEXT}")], NOTHING),
         ([(NEXT, f"\n\ndef put():\n    {LAST}\n\n\nput()\n{NEXT}")], NOTHING),
+        *(([(NEXT, f"\n\n{statement}\n{NEXT}")], NOTHING) for statement in LATER),
         ([(NEXT, f"{HELPER}helper(GradientCheckpointingLayer)\n{NEXT}")], NO_STAND_IN),
     )
 ]
