@@ -87,6 +87,7 @@ def changed(contents: Files, path: str, *changes: tuple[str, str]) -> Files:
 ENABLED = "if self.gradient_checkpointing and self.training"
 GRADIENTS = " and torch.is_grad_enabled()"
 CALL = "def __call__(self, *args, **kwargs):\n"
+MOVED = "from .moved import GradientCheckpointingLayer"
 HELPER = "\nfrom .helpers import helper\n"
 NEXT = "\n\n@auto_docstring\nclass GenericForSequenceClassification"
 """What stands behind the class of the layers."""
@@ -129,6 +130,13 @@ PATCHED_LAYERS = [
         "RuntimeError: no",
     ),
     ("fsdp2-gradients", "5.22.2", [(ENABLED, "if False")], "not judged", NOTHING),
+    (
+        "fsdp2-gradients",
+        "5.22.2",
+        [("if not hooks or not", 'if not hasattr(self, "_get_fsdp_state") or not')],
+        "not judged",
+        "found those of a sharded layer outside of its checkpoint, and others inside",
+    ),
 ]
 STOCK_LAYERS = [
     (code, "5.22.2", changes, "not judged", why)
@@ -155,6 +163,7 @@ STOCK_LAYERS = [
             "NameError: name 'Unheard' is not defined",
         ),
         ([("class GradientCheckpointingLayer(", "GradientCheckpointingLayer.__call__ = (")], "found invalid syntax"),
+        ([("class GradientCheckpointingLayer(", f"{MOVED}\n\n\nclass Other(")], "to be a class of modules"),
         # what is put on the class behind it counts, too
         ([(NEXT, f"\n\n{LAST}\n{NEXT}")], NOTHING),
         ([(NEXT, f"\n\ndef put():\n    {LAST}\n\n\nput()\n{NEXT}")], NOTHING),

@@ -33,7 +33,10 @@ class Module:
         try:
             self._statements = ast.parse(content).body
         except (SyntaxError, ValueError) as error:
-            raise CannotJudgeError(f"expected a module that this Python reads, found {error}") from None
+            raise CannotJudgeError(
+                f"expected a module that Python {sys.version_info[0]}.{sys.version_info[1]} reads, found {error}: a "
+                "newer one may read it"
+            ) from None
 
     def functions(self, *constants: str) -> list[str]:
         """The names of the functions of the module that have these strings in them."""
