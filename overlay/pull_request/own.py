@@ -19,6 +19,10 @@ _QUIET = (
 )
 
 
+_SHOWN = 5
+"""Lines of a message of git's."""
+
+
 @dataclass(frozen=True)
 class Identity:
     """Who commits: the author, as git has it."""
@@ -41,8 +45,10 @@ def out(*arguments: str, folder: Path) -> str:
 
 
 def said(done: subprocess.CompletedProcess[bytes]) -> str:
-    """The message of a git that failed, in one line."""
+    """The message of a git that failed, in one line; of many lines, as of a full disk, the first and the last."""
     lines = [line for line in os.fsdecode(done.stderr).splitlines() if not line.startswith("hint:")]
+    if len(lines) > _SHOWN:
+        lines[1:-1] = [f"(and {len(lines) - 2} lines more)"]
     return re.sub(r"^(fatal|error): ", "", " ".join(" ".join(lines).split())) or f"exit status {done.returncode}"
 
 

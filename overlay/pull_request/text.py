@@ -26,7 +26,7 @@ def template(base: Checkout) -> str:
         listed = git.run("ls-tree", "-z", "--name-only", f"{base.commit}:{place}", folder=base.folder).stdout
         for name in listed.decode("utf-8", "replace").split("\0"):
             if re.fullmatch(r"pull_request_template(\.md|\.txt)?", name, re.IGNORECASE):
-                return base.read(place + name).decode("utf-8", "replace").replace("\r\n", "\n")
+                return base.read(place + name).decode("utf-8-sig", "replace").replace("\r\n", "\n")
     return _PLAIN
 
 
