@@ -86,8 +86,8 @@ def base(folder: Path, name: str) -> Checkout:
     Raises:
         OverlayError: there is none.
     """
-    named = {kind: _commit(folder, f"refs/{kind}/{name}") for kind in ("heads", "tags")}
-    if all(named.values()) and len({*named.values()}) > 1:
+    meant = {_commit(folder, f"refs/{kind}/{name}") for kind in ("heads", "tags")} - {""}
+    if len(meant) > 1:
         raise OverlayError(
             f"{folder}: --base: expected one commit for {name!r}, found a branch and a tag: name one of "
             f"refs/heads/{name} and refs/tags/{name}"

@@ -99,7 +99,7 @@ def _body(plan: Plan, base: Checkout, measured: Sequence[Evidence], outcomes: Se
     for patch in plan.patches:
         parts += [f"**{patch.subject}**", *map(_unwrapped, message(patch).split("\n\n"))]
     if plan.held:
-        parts += ["Not in here, because it is there already:", "\n".join(f"- {one}" for one in plan.held)]
+        parts += ["Not in here, because it is there already:", "\n".join(f"- {one.for_upstream}" for one in plan.held)]
     for one in measured:
         parts += [f"### {one.title}", one.caption, one.table, one.repeat]
         if one.program:
