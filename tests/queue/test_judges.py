@@ -2,7 +2,9 @@
 
 import ast
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -321,11 +323,23 @@ def test_one_that_hangs_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_process_of_all_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "LIMIT", 1)
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+    monkeypatch.setattr("subprocess.Popen", lambda *words, **how: started.append(popen(*words, **how)) or started[-1])
     work = [("transformer_engine", "requires-grad", files("transformer_engine", "2.13.0"))]
     work.append(("transformer_engine", "requires-grad", hostile("while True: pass")))
     first, second = verdicts.run(work)
     assert (first[0].state, second[0].state, second[1]) == ("live", "not judged", False)
     assert "longer than 1 s" in second[0].why
+    for _ in range(100):  # what was killed is there until it is waited for
+        status = subprocess.run(
+            ["ps", "-o", "stat=", "-s", str(started[0].pid)], capture_output=True, text=True, check=False
+        )
+        if not status.stdout.replace("Z", "").strip():
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail(f"a fork lives on: {status.stdout}")
 
 
 @pytest.fixture
