@@ -15,6 +15,7 @@ another repository stays out."""
 
 _QUIET = (
     *("-c", "gc.auto=0", "-c", "maintenance.auto=false"),  # git am may pack the user's whole repository otherwise
+    *("-c", "core.sparseCheckout=false"),  # the new work tree has all files, tests too, where the user's has not
     *("-c", "rerere.enabled=false"),  # it records conflicts in the user's repository
 )
 

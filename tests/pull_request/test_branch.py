@@ -185,7 +185,7 @@ def test_the_users_index_is_not_written(sample: Sample, checkout: Path) -> None:
     assert (after.st_ino, after.st_mtime_ns) == (index.st_ino, index.st_mtime_ns)
 
 
-@pytest.mark.parametrize("kind", ["bare", "shallow", "work tree", "inside", "through a link"])
+@pytest.mark.parametrize("kind", ["bare", "shallow", "sparse", "work tree", "inside", "through a link"])
 def test_checkouts_of_all_kinds(sample: Sample, checkout: Path, kind: str) -> None:
     commit(checkout, "Later", {"src/demo/later.py": b"LATER = 1\n"})
     place = sample.folder / "other" / kind
@@ -197,12 +197,15 @@ def test_checkouts_of_all_kinds(sample: Sample, checkout: Path, kind: str) -> No
     elif kind == "inside":
         place = checkout / "src" / "demo"
     else:
-        option = "--bare" if kind == "bare" else "--depth=1"
+        option = {"bare": "--bare", "shallow": "--depth=1", "sparse": "--sparse"}[kind]
         git("clone", "--quiet", option, checkout.as_uri(), str(place), folder=sample.folder)
     asked(known(sample), checkout=place).succeeds()
-    beside = place.parent if kind in ("bare", "shallow", "work tree") else checkout.parent
+    assert kind != "sparse" or not (place / "src").exists()
+    beside = place.parent if kind in ("bare", "shallow", "sparse", "work tree") else checkout.parent
     (tree,) = beside.glob("*-pull-request")
     assert git("log", "-2", "--format=%s", folder=tree) == "Test it\nSubtract in the core"
+    assert (tree / "src/demo/later.py").is_file()
+    assert git("status", "--porcelain", folder=tree) == ""
 
 
 def test_nothing_is_overwritten(sample: Sample, checkout: Path) -> None:
