@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -325,7 +326,12 @@ def test_the_process_of_all_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(verdicts, "LIMIT", 1)
     started: list[subprocess.Popen[str]] = []
     popen = subprocess.Popen
-    monkeypatch.setattr("subprocess.Popen", lambda *words, **how: started.append(popen(*words, **how)) or started[-1])
+
+    def starting(*arguments: Any, **options: Any) -> Any:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr("subprocess.Popen", starting)
     work = [("transformer_engine", "requires-grad", files("transformer_engine", "2.13.0"))]
     work.append(("transformer_engine", "requires-grad", hostile("while True: pass")))
     first, second = verdicts.run(work)
