@@ -35,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
         picture = import_module("overlay.queue.drift_picture")
         options.extra = "queue"
         picture.check(options.png)
+    import_module("overlay.queue.pip_listing").begin()  # pip takes a third of the time, and another processor
     lock = import_module("overlay.queue.lock").read(top / "upstream.lock")
     surveys = import_module("overlay.queue.drift").look(lock, top, options.name)
     tables = import_module("overlay.queue.drift_tables")

@@ -55,7 +55,7 @@ def run(
     Checkout.open(folder)
     # The new work tree lies beside the whole checkout, not in it; a bare repository has none
     folder = Path(own.out("rev-parse", "--show-toplevel", folder=folder) or folder).resolve()
-    start = target.base(folder, base or "HEAD")
+    start = target.base(folder, "HEAD" if base is None else base)
     name, package = project_of(lock, start)
     known = lock.spelled(project)
     if known != name:

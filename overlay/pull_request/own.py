@@ -15,8 +15,13 @@ another repository stays out."""
 
 _QUIET = (
     *("-c", "gc.auto=0", "-c", "maintenance.auto=false"),  # git am may pack the user's whole repository otherwise
+    *("-c", "core.sparseCheckout=false"),  # the new work tree has all files, tests too, where the user's has not
     *("-c", "rerere.enabled=false"),  # it records conflicts in the user's repository
 )
+
+
+_SHOWN = 5
+"""Lines of a message of git's."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,10 @@ def out(*arguments: str, folder: Path) -> str:
 
 
 def said(done: subprocess.CompletedProcess[bytes]) -> str:
-    """The message of a git that failed, in one line."""
+    """The message of a git that failed, in one line; of many lines, as of a full disk, the first and the last."""
     lines = [line for line in os.fsdecode(done.stderr).splitlines() if not line.startswith("hint:")]
+    if len(lines) > _SHOWN:
+        lines[1:-1] = [f"(and {len(lines) - 2} lines more)"]
     return re.sub(r"^(fatal|error): ", "", " ".join(" ".join(lines).split())) or f"exit status {done.returncode}"
 
 

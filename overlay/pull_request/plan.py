@@ -20,13 +20,20 @@ _APPLIED = "Applied-Upstream"
 
 @dataclass(frozen=True)
 class Held:
-    """A change that upstream has already: which one, and since when, in words."""
+    """A change that upstream has already: which one, and since when, in words; and the code of the fault that it mends
+    without a patch of the series ("" for the change of a patch)."""
 
     what: str
     since: str
+    code: str = ""
 
     def __str__(self) -> str:
-        return f"{self.what} (since {self.since})"
+        return f"{f'a fix of {self.code}, ' if self.code else ''}{self.what} (since {self.since})"
+
+    @property
+    def for_upstream(self) -> str:
+        """The same without the code, which only this project knows."""
+        return f"{'a fix of this: ' if self.code else ''}{self.what} (since {self.since})"
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,8 @@ def make(patches: Path, project: str, package: Package, base: Checkout) -> Plan:
     if len(fitting) > 1 and version is not None:
         fitting = [queue for queue in fitting if in_range(project, queue.name, str(version))] or fitting
     if len(fitting) > 1:
+        fitting = [queue for queue in fitting if _is_pinned(queue, package, base)] or fitting
+    if len(fitting) > 1:
         raise OverlayError(
             f"{base.folder} at {base.commit[:12]}: expected one series that fits, found "
             f"{', '.join(queue.name for queue in fitting)}: narrow one of them"
@@ -95,7 +104,7 @@ def make(patches: Path, project: str, package: Package, base: Checkout) -> Plan:
     if not any(_is_code(patch, package, project) for patch in left):
         left = []  # tests alone show nothing
     for patch in left:
-        named = [code for code in later for fault in patch.faults if code.startswith(f"{fault.code}: ")]
+        named = {one.code for one in later.values()} & {fault.code for fault in patch.faults}
         if patch.trailers[_APPLIED] != "no" and not named:
             later[patch.subject] = Held(patch.subject, patch.trailers[_APPLIED])
     return Plan(chosen, tuple(left), tuple(held), tuple(later.values()), version)
@@ -178,7 +187,7 @@ def _gone_after(queues: Sequence[Series]) -> list[Held]:
     for code, text in texts.items():
         last = max(index for index, queue in enumerate(queues) if code in _codes(queue))
         if last + 1 < len(queues):
-            held.append(Held(f"{code}: {text}", str(first_release(queues[last + 1].name))))
+            held.append(Held(text, str(first_release(queues[last + 1].name)), code))
     return held
 
 
@@ -200,6 +209,16 @@ def _since(patch: Patch, package: Package, base: Checkout, version: Version | No
     if not is_there:
         return ""
     return f"{release}{', ' if release and brought else ''}{brought}" or "a release that is not known"
+
+
+def _is_pinned(queue: Series, package: Package, base: Checkout) -> bool:
+    """Whether the code that a series touches for a pull request is that of a release which is pinned with it."""
+    contents = _contents(queue.for_delivery("pull-request"), base)
+    blobs = {path.removeprefix(package.prefix): git.blob_id(content) for path, content in contents.items()}
+    pinned = [release for release in package.releases if release.series == queue.name]
+    return any(
+        all(file.before == blobs[file.path] for file in release.files if file.path in blobs) for release in pinned
+    )
 
 
 def _is_fixed(patch: Patch, package: Package, base: Checkout) -> bool:

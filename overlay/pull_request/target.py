@@ -42,7 +42,8 @@ class Target:
         """The commands that take everything away again."""
         git = ["git", "-C", str(self.checkout)]
         commands = (
-            [*git, "worktree", "remove", "--force", str(self.tree)],
+            # Twice: git has locked a work tree whose making was killed
+            [*git, "worktree", "remove", "--force", "--force", str(self.tree)],
             [*git, "branch", "-D", self.branch],
             ["rm", "-f", str(self.text)],
         )
@@ -85,6 +86,12 @@ def base(folder: Path, name: str) -> Checkout:
     Raises:
         OverlayError: there is none.
     """
+    meant = {_commit(folder, f"refs/{kind}/{name}") for kind in ("heads", "tags")} - {""}
+    if len(meant) > 1:
+        raise OverlayError(
+            f"{folder}: --base: expected one commit for {name!r}, found a branch and a tag: name one of "
+            f"refs/heads/{name} and refs/tags/{name}"
+        )
     done = _commit(folder, name)
     if not done:
         remote = own.out("for-each-ref", "--format=%(refname)", f"refs/remotes/*/{name}", folder=folder).splitlines()

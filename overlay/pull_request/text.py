@@ -26,7 +26,7 @@ def template(base: Checkout) -> str:
         listed = git.run("ls-tree", "-z", "--name-only", f"{base.commit}:{place}", folder=base.folder).stdout
         for name in listed.decode("utf-8", "replace").split("\0"):
             if re.fullmatch(r"pull_request_template(\.md|\.txt)?", name, re.IGNORECASE):
-                return base.read(place + name).decode("utf-8", "replace").replace("\r\n", "\n")
+                return base.read(place + name).decode("utf-8-sig", "replace").replace("\r\n", "\n")
     return _PLAIN
 
 
@@ -99,7 +99,7 @@ def _body(plan: Plan, base: Checkout, measured: Sequence[Evidence], outcomes: Se
     for patch in plan.patches:
         parts += [f"**{patch.subject}**", *map(_unwrapped, message(patch).split("\n\n"))]
     if plan.held:
-        parts += ["Not in here, because it is there already:", "\n".join(f"- {one}" for one in plan.held)]
+        parts += ["Not in here, because it is there already:", "\n".join(f"- {one.for_upstream}" for one in plan.held)]
     for one in measured:
         parts += [f"### {one.title}", one.caption, one.table, one.repeat]
         if one.program:

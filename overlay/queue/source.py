@@ -11,8 +11,6 @@ import hashlib
 import logging
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from packaging.version import Version
 from overlay import cache
 from overlay.errors import OverlayError, naming
 from overlay.progress import Progress, say
+from overlay.queue import pip_listing
 from overlay.queue.lock import Artefact
 
 if TYPE_CHECKING:
@@ -133,19 +132,7 @@ class PipSettings:
     def read(cls) -> "PipSettings":
         """The settings as `pip config list` prints them, for the commands that fetch: environment before [install],
         before [global]."""
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "config", "list"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            reason = " ".join((done.stderr.strip() or done.stdout).split()) or "no message"
-            raise OverlayError(
-                f"expected `{sys.executable} -m pip config list` to print your pip settings, found: {reason}: mend "
-                "pip or your pip configuration"
-            )
-        return cls.parse(done.stdout)
+        return cls.parse(pip_listing.read())
 
     @classmethod
     def parse(cls, listing: str) -> "PipSettings":

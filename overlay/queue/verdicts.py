@@ -4,8 +4,10 @@ Equal files are judged once, and what was found is kept in the user's cache by t
 judges.
 """
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -114,16 +116,17 @@ def _said(text: str) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             encoding="utf-8",
+            start_new_session=True,
         )
         try:
             said, _ = process.communicate(text, timeout=LIMIT)
         except subprocess.TimeoutExpired:
             process.kill()
             said, _ = process.communicate()
-        except BaseException:
-            process.kill()
+        finally:  # none of its forks outlives it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            raise
     return said[: said.rfind("\n") + 1]
 
 

@@ -115,6 +115,18 @@ def test_what_is_named(sample: Sample, checkout: Path, tmp_path: Path) -> None:
     undone(done)
 
 
+def test_a_base_that_means_nothing_or_two_things(sample: Sample, checkout: Path) -> None:
+    git("tag", "-a", "-m", "A release", "one", folder=checkout)
+    git("branch", "one", folder=checkout)
+    commit(checkout, "Later", {"src/demo/later.py": b"LATER = 1\n"})
+    asked(known(sample), "--base", "one", "--branch", "both").succeeds()  # of the same commit
+    git("branch", "--force", "one", folder=checkout)
+    asked(sample, "--base", "one").fails("--base: expected one commit for 'one', found a branch and a tag: name one of")
+    asked(sample, "--base", "").fails("--base: expected a branch, tag or commit '', found none")
+    asked(sample, "--base", "refs/tags/one", "--branch", "other").succeeds()
+    assert git("rev-parse", "other~2", folder=checkout) == git("rev-parse", "refs/tags/one^{commit}", folder=checkout)
+
+
 def test_a_branch_of_a_remote(sample: Sample, checkout: Path, tmp_path: Path) -> None:
     git("branch", "release_v1.0", folder=checkout)
     git("clone", "--quiet", "--single-branch", str(checkout), str(tmp_path / "clone"), folder=tmp_path)
@@ -173,7 +185,7 @@ def test_the_users_index_is_not_written(sample: Sample, checkout: Path) -> None:
     assert (after.st_ino, after.st_mtime_ns) == (index.st_ino, index.st_mtime_ns)
 
 
-@pytest.mark.parametrize("kind", ["bare", "shallow", "work tree", "inside", "through a link"])
+@pytest.mark.parametrize("kind", ["bare", "shallow", "sparse", "work tree", "inside", "through a link"])
 def test_checkouts_of_all_kinds(sample: Sample, checkout: Path, kind: str) -> None:
     commit(checkout, "Later", {"src/demo/later.py": b"LATER = 1\n"})
     place = sample.folder / "other" / kind
@@ -185,12 +197,15 @@ def test_checkouts_of_all_kinds(sample: Sample, checkout: Path, kind: str) -> No
     elif kind == "inside":
         place = checkout / "src" / "demo"
     else:
-        option = "--bare" if kind == "bare" else "--depth=1"
+        option = {"bare": "--bare", "shallow": "--depth=1", "sparse": "--sparse"}[kind]
         git("clone", "--quiet", option, checkout.as_uri(), str(place), folder=sample.folder)
     asked(known(sample), checkout=place).succeeds()
-    beside = place.parent if kind in ("bare", "shallow", "work tree") else checkout.parent
+    assert kind != "sparse" or not (place / "src").exists()
+    beside = place.parent if kind in ("bare", "shallow", "sparse", "work tree") else checkout.parent
     (tree,) = beside.glob("*-pull-request")
     assert git("log", "-2", "--format=%s", folder=tree) == "Test it\nSubtract in the core"
+    assert (tree / "src/demo/later.py").is_file()
+    assert git("status", "--porcelain", folder=tree) == ""
 
 
 def test_nothing_is_overwritten(sample: Sample, checkout: Path) -> None:
@@ -210,6 +225,30 @@ def test_nothing_is_overwritten(sample: Sample, checkout: Path) -> None:
     asked(sample, "--branch", "a..b", "--tree", tree.with_name("x")).fails("expected a name for a branch, found 'a..b'")
     asked(sample, "--branch", "other", "--tree", tree / "y" / "z").fails("expected its parent folder, found none")
     assert snapshot(sample.checkouts) == before
+
+
+def test_what_a_kill_leaves_can_be_taken_away(sample: Sample, checkout: Path) -> None:
+    """git locks a work tree while it makes it."""
+    before = kept(checkout, BRANCH)
+    tree = sample.checkouts / "demo-1.0-pull-request"
+    git("worktree", "add", "--lock", "--reason=initializing", "-b", BRANCH, str(tree), folder=checkout)
+    done = asked(known(sample))
+    done.fails(f"expected no branch {BRANCH}, found one, of an earlier run perhaps")
+    commands = done.stderr.rpartition("take it away: ")[2].replace("; ", "\n")
+    subprocess.run(["bash", "-e", "-c", commands], check=True, capture_output=True)
+    assert kept(checkout, BRANCH) == before
+    assert left(sample) == []
+
+
+def test_what_git_says_of_many_files_is_told_in_short(sample: Sample, checkout: Path) -> None:
+    """As where the disk is full."""
+    commit(checkout, "Many", {f"src/demo/many/{number}.py": b"x = 1\n" for number in range(300)})
+    lost = git("rev-parse", "HEAD:src/demo/many/0.py", folder=checkout)
+    (checkout / ".git/objects" / lost[:2] / lost[2:]).unlink()
+    done = asked(known(sample))
+    done.fails("git worktree add failed: ", "lines more)", "mend that and run this again")
+    assert len(done.stderr) < 1000
+    assert left(sample) == []
 
 
 def conflict(checkout: Path) -> bytes:

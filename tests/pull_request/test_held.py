@@ -86,8 +86,8 @@ def test_faults_that_later_series_do_not_have(sample: Sample) -> None:
     sample.rewrite(1, "Delivery: wheel, overlay, pull-request", fault)
     known(sample)
     done = sample.overlay("pr", "demo", "--checkout", sample.checkouts / "demo-1.0", "--python", "false").succeeds()
-    assert "later, upstream has  minus: it adds (since 2.0)\n" in done.stdout
+    assert "later, upstream has  a fix of minus, it adds (since 2.0)\n" in done.stdout
     done = sample.overlay("pr", "demo", "--checkout", sample.checkouts / "demo-2.0", "--python", "false").succeeds()
-    assert "upstream has  minus: it adds (since 2.0)\n" in done.stdout
+    assert "upstream has  a fix of minus, it adds (since 2.0)\n" in done.stdout
     text = (sample.checkouts / "demo-2.0-pull-request.md").read_text("utf-8")
-    assert "Not in here, because it is there already:\n\n- minus: it adds (since 2.0)\n" in text
+    assert "Not in here, because it is there already:\n\n- a fix of this: it adds (since 2.0)\n" in text

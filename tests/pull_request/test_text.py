@@ -85,6 +85,14 @@ def test_where_a_template_may_lie(sample: Sample, where: str) -> None:
     assert "## Who can review?" in written(sample, where)
 
 
+def test_a_template_of_another_editor(sample: Sample) -> None:
+    text = written(
+        sample, "PULL_REQUEST_TEMPLATE.md", form="\ufeff" + FORM[FORM.index("# What") :].replace("\n", "\r\n")
+    )
+    assert text.startswith("# What is it about?\n\n**Subtract in the core**\n")
+    assert "\r" not in text
+
+
 @pytest.mark.parametrize("form", ["", "Just a line.\n"])
 def test_a_template_without_headings(sample: Sample, form: str) -> None:
     text = written(sample, "PULL_REQUEST_TEMPLATE.md", form=form)

@@ -2,10 +2,13 @@
 
 import ast
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,9 +90,21 @@ def changed(contents: Files, path: str, *changes: tuple[str, str]) -> Files:
 ENABLED = "if self.gradient_checkpointing and self.training"
 GRADIENTS = " and torch.is_grad_enabled()"
 CALL = "def __call__(self, *args, **kwargs):\n"
+MOVED = "from .moved import GradientCheckpointingLayer"
 HELPER = "\nfrom .helpers import helper\n"
 NEXT = "\n\n@auto_docstring\nclass GenericForSequenceClassification"
 """What stands behind the class of the layers."""
+
+LATER = [
+    'if logger is not None:\n    setattr(GradientCheckpointingLayer, "__call__", nn.Module.__call__)',
+    "for one in (GradientCheckpointingLayer,):\n    one.__call__ = nn.Module.__call__",
+    "del GradientCheckpointingLayer.__call__",
+    'put = setattr(GradientCheckpointingLayer, "__call__", nn.Module.__call__)',
+    "def put(one):\n    GradientCheckpointingLayer.__call__ = nn.Module.__call__\n\n\n@put\nclass Other:\n    pass",
+    "class Other:\n    GradientCheckpointingLayer.__call__ = nn.Module.__call__",
+    'class Other(nn.Module):\n    gradient_checkpointing = False\n\n\nglobals()["GradientCheckpointingLayer"] = Other',
+]
+"""Statements behind the class after which it checkpoints nothing."""
 
 LAST = "GradientCheckpointingLayer.__call__ = nn.Module.__call__"
 NOTHING = "expected a plain layer to be checkpointed once, found 0 checkpoints"
@@ -118,6 +133,13 @@ PATCHED_LAYERS = [
         "RuntimeError: no",
     ),
     ("fsdp2-gradients", "5.22.2", [(ENABLED, "if False")], "not judged", NOTHING),
+    (
+        "fsdp2-gradients",
+        "5.22.2",
+        [("if not hooks or not", 'if not hasattr(self, "_get_fsdp_state") or not')],
+        "not judged",
+        "found those of a sharded layer outside of its checkpoint, and others inside",
+    ),
 ]
 STOCK_LAYERS = [
     (code, "5.22.2", changes, "not judged", why)
@@ -144,9 +166,11 @@ STOCK_LAYERS = [
             "NameError: name 'Unheard' is not defined",
         ),
         ([("class GradientCheckpointingLayer(", "GradientCheckpointingLayer.__call__ = (")], "found invalid syntax"),
+        ([("class GradientCheckpointingLayer(", f"{MOVED}\n\n\nclass Other(")], "to be a class of modules"),
         # what is put on the class behind it counts, too
         ([(NEXT, f"\n\n{LAST}\n{NEXT}")], NOTHING),
         ([(NEXT, f"\n\ndef put():\n    {LAST}\n\n\nput()\n{NEXT}")], NOTHING),
+        *(([(NEXT, f"\n\n{statement}\n{NEXT}")], NOTHING) for statement in LATER),
         ([(NEXT, f"{HELPER}helper(GradientCheckpointingLayer)\n{NEXT}")], NO_STAND_IN),
     )
 ]
@@ -285,25 +309,43 @@ def test_one_that_hangs_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) 
             hostile(
                 "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\n        while True: pass"
             ),
+            hostile("import signal, time; signal.alarm(0); os.closerange(3, 99); time.sleep(60)"),
+            hostile("import signal; os.kill(os.getpid(), signal.SIGSTOP)"),
             files("transformer_engine", "2.13.0"),
         )
     ]
     found = verdicts.run(work)
     assert [(verdict.state, lasting) for verdict, lasting in found] == [
-        ("not judged", False),
-        ("not judged", False),
+        *[("not judged", False)] * 4,
         ("live", True),
     ]
-    assert [verdict.why for verdict, _ in found[:2]] == ["it took longer than 1 s"] * 2
+    assert [verdict.why for verdict, _ in found[:4]] == ["it took longer than 1 s"] * 4
 
 
 def test_the_process_of_all_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "LIMIT", 1)
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def starting(*arguments: Any, **options: Any) -> Any:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr("subprocess.Popen", starting)
     work = [("transformer_engine", "requires-grad", files("transformer_engine", "2.13.0"))]
     work.append(("transformer_engine", "requires-grad", hostile("while True: pass")))
     first, second = verdicts.run(work)
     assert (first[0].state, second[0].state, second[1]) == ("live", "not judged", False)
     assert "longer than 1 s" in second[0].why
+    for _ in range(100):  # what was killed is there until it is waited for
+        status = subprocess.run(
+            ["ps", "-o", "stat=", "-s", str(started[0].pid)], capture_output=True, text=True, check=False
+        )
+        if not status.stdout.replace("Z", "").strip():
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail(f"a fork lives on: {status.stdout}")
 
 
 @pytest.fixture

@@ -121,4 +121,4 @@ def outcome(result: dict[str, Any]) -> str:
     """What became of the caller's tensor, in words."""
     if "error" in result:
         return "RuntimeError"
-    return "as before" if not changed(result) else "stops training, silently"
+    return "keeps its flag" if not changed(result) else "stops training, silently"

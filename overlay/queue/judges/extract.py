@@ -33,7 +33,10 @@ class Module:
         try:
             self._statements = ast.parse(content).body
         except (SyntaxError, ValueError) as error:
-            raise CannotJudgeError(f"expected a module that this Python reads, found {error}") from None
+            raise CannotJudgeError(
+                f"expected a module that Python {sys.version_info[0]}.{sys.version_info[1]} reads, found {error}: a "
+                "newer one may read it"
+            ) from None
 
     def functions(self, *constants: str) -> list[str]:
         """The names of the functions of the module that have these strings in them."""
@@ -105,14 +108,47 @@ class Module:
                 binding.setdefault(name, []).append(statement)
         if wanted not in binding:
             raise CannotJudgeError(f"expected {wanted} in {self.name}, found none")
-        calls = [one for one in statements if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
-        about = [one for one in calls if wanted in _closure(_loaded(one), binding)]  # they may change what it is
+        # what runs when the module is imported, and may change what it is
+        running = [(one, list(_run_by(one, wanted))) for one in statements]
+        about = [one for one, names in running if names and wanted in _closure(names, binding)]
         names = _closure([wanted, *(name for one in about for name in _loaded(one))], binding)
         taken = {id(one) for one in about} | {id(one) for name in names for one in binding.get(name, ())}
         kept = [_imports(one, names) for one in statements if id(one) in taken]
         tree = ast.Module(body=kept, type_ignores=[])
         code: CodeType = compile(tree, self.name, "exec", flags=_FLAGS, dont_inherit=True)
         return code
+
+
+def _run_by(statement: ast.stmt, wanted: str) -> Iterator[str]:
+    """The names that a statement of a module reads while the module is imported, where it does something with them:
+    more than to give them, or a class derived from them, a name. `wanted` in a string counts, as in `globals()[...]`.
+    """
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            for decorator in statement.decorator_list:
+                yield from _loaded(decorator)
+        case ast.ClassDef():
+            for decorator in statement.decorator_list:
+                yield from _loaded(decorator)
+            for inner in statement.body:
+                yield from _run_by(inner, wanted)
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            for inner in statement.orelse:
+                yield from _run_by(inner, wanted)
+        case ast.Import() | ast.ImportFrom():
+            pass
+        case _:
+            nodes = list(ast.walk(statement))
+            if any(isinstance(node, _DOING) or _is_stored_in(node) for node in nodes):
+                yield from _loaded(statement)
+                yield from (wanted for node in nodes if isinstance(node, ast.Constant) and node.value == wanted)
+
+
+_DOING = (ast.Call, ast.Delete, ast.AugAssign)
+
+
+def _is_stored_in(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store)
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:

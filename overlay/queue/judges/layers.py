@@ -13,7 +13,10 @@ _CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
 
 
 def _layer_class(files: Files) -> Any:
-    return extract.Module(files[LAYERS], "transformers.modeling_layers").run(_CLASS, Importer().builtins)
+    found = extract.Module(files[LAYERS], "transformers.modeling_layers").run(_CLASS, Importer().builtins)
+    if not isinstance(found, type) or not issubclass(found, NNModule):
+        raise CannotJudgeError(f"expected {_CLASS} to be a class of modules in {LAYERS}, found that it is not")
+    return found
 
 
 def _subclass(base: Any, forward: Callable[..., Any]) -> Any:
@@ -44,7 +47,7 @@ def _must_be_checkpointed(checkpoint: Checkpoint, inside: list[bool]) -> None:
 def fsdp2_gradients(files: Files) -> Verdict:
     """Whether the hooks of a layer run inside of its checkpoint, as FSDP2's must not."""
     base = _layer_class(files)
-    for sharded in (False, True):
+    for sharded in (True, False):
         checkpoint, inside, seen = Checkpoint(), [], []
 
         def forward(_layer: Any, hidden: Any) -> Any:
@@ -59,6 +62,11 @@ def fsdp2_gradients(files: Files) -> Verdict:
         layer.register_forward_hook(lambda *_: seen.append(checkpoint.depth > 0))  # noqa: B023
         layer(Tensor(requires_grad=True))
         _must_be_checkpointed(checkpoint, inside)
+        if any(seen) and not sharded:
+            raise CannotJudgeError(
+                "expected the hooks of every layer to run in one place, found those of a sharded layer outside of its "
+                "checkpoint, and others inside"
+            )
         if any(seen):
             return Verdict("live", f"hooks of a layer ran inside of its checkpoint ({sum(seen)} of {len(seen)} times)")
         if len(seen) != 2:

@@ -17,6 +17,8 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any, NoReturn
 
 from overlay.queue.judges import RULES, CannotJudgeError, Files, State, fusers, layers, models, stand_ins
@@ -47,15 +49,37 @@ def _forked(project: str, code: str, files: Files, seconds: int) -> tuple[State,
     if child == 0:
         _judge_in_fork(project, code, files, seconds, target)
     os.close(target)
-    with open(source, "rb") as answer:  # noqa: PTH123 - a descriptor
-        said = answer.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    said, ended = b"", 0
+    try:
+        with _alarm(seconds + 1), open(source, "rb") as answer:  # noqa: PTH123 - a descriptor
+            said = answer.read()
+            ended = os.waitpid(child, 0)[1]
+    except TimeoutError:  # it has switched off its own alarm, or has stopped
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        ended = signal.SIGALRM
+    status = os.waitstatus_to_exitcode(ended)
     with contextlib.suppress(ValueError):
         state, why = json.loads(said)
         return state, why, True
     if status in (-signal.SIGALRM, -signal.SIGXCPU):
         return "not judged", f"it took longer than {seconds} s", False
     return "not judged", f"its process ended with {status}", False
+
+
+@contextlib.contextmanager
+def _alarm(seconds: int) -> Iterator[None]:
+    """Raises TimeoutError inside after so many seconds."""
+
+    def late(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 def _judge_in_fork(project: str, code: str, files: Files, seconds: int, target: int) -> NoReturn:
