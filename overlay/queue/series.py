@@ -42,12 +42,14 @@ _TRAILER = re.compile(r"([A-Za-z][A-Za-z-]*): +(\S.*)")
 
 @dataclass(frozen=True)
 class Hunk:
-    """One hunk of a patch: the path it changes, its header, and the line (from 1) of the old file at which it
-    starts."""
+    """One hunk of a patch: the path it changes, its header, the line (from 1) of the old file at which it starts, and
+    its lines before and after."""
 
     path: str
     header: str
     start: int
+    before: tuple[str, ...]
+    after: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -295,11 +297,16 @@ def _content(
     before: dict[str, str] = {}
     hunks: list[Hunk] = []
     path, removed, added = "", 0, 0
+    header, start, rows = "", 0, list[str]()
     for number, row in enumerate(text.split("\n"), 1):
         where = f"{file}:{number}"
         if removed > 0 or added > 0:
             removed -= row[:1] in (" ", "-", "")
             added -= row[:1] in (" ", "+", "")
+            if not row.startswith("\\"):
+                rows.append(row)
+            if removed <= 0 and added <= 0:
+                hunks.append(_hunk(path, header, start, rows))
             continue
         if row.startswith("diff --git "):
             named = re.fullmatch(r"diff --git a/(.+) b/(.+)", row)
@@ -353,7 +360,7 @@ def _content(
                     f"{where}: expected lines of the old file around what is added, found none: export the patch with "
                     "context"
                 )
-            hunks.append(Hunk(path, row, int(found[1])))
+            header, start, rows = row, int(found[1]), []
         elif row.startswith("@@ -"):
             raise OverlayError(
                 f"{where}: expected '@@ -FIRST,LINES +FIRST,LINES @@', found {row[:100]!r}: export the patch again"
@@ -361,6 +368,12 @@ def _content(
     if not hunks:
         raise OverlayError(f"{file}: expected at least one hunk, found none: export the patch again")
     return tuple(paths), frozenset(created), before, tuple(hunks)
+
+
+def _hunk(path: str, header: str, start: int, rows: Sequence[str]) -> Hunk:
+    before = tuple(row[1:] for row in rows if row[:1] in (" ", "-", ""))
+    after = tuple(row[1:] for row in rows if row[:1] in (" ", "+", ""))
+    return Hunk(path, header, start, before, after)
 
 
 def _safe(where: str, path: str) -> str:
@@ -383,7 +396,8 @@ def apply(patches: Sequence[Patch], pre_images: Mapping[str, bytes]) -> dict[str
     these files.
 
     Raises:
-        OverlayError: a patch does not fit, is applied already, or changes a file that is not among the pre-images.
+        OverlayError: a patch does not fit, fits in more than one place, is applied already, or changes a file that is
+            not among the pre-images.
     """
     for patch in patches:
         for path in patch.paths:
@@ -392,6 +406,7 @@ def apply(patches: Sequence[Patch], pre_images: Mapping[str, bytes]) -> dict[str
                     f"{patch.file} changes {path}, which is not there: expected it among "
                     f"{', '.join(sorted(pre_images)) or 'no files'}: this series is for another release"
                 )
+    _check_places(patches, pre_images)
     with tempfile.TemporaryDirectory(prefix="overlay-") as temporary, naming(Path(temporary)):
         tree = Path(temporary) / "tree"
         _lay(tree, pre_images)
@@ -406,6 +421,30 @@ def apply(patches: Sequence[Patch], pre_images: Mapping[str, bytes]) -> dict[str
             path: (tree / path).read_bytes()
             for path in dict.fromkeys((*pre_images, *(path for patch in patches for path in patch.created)))
         }
+
+
+def _check_places(patches: Sequence[Patch], pre_images: Mapping[str, bytes]) -> None:
+    """Raises OverlayError where a hunk fits in two places: git would take the one that is nearer to the line in its
+    header, and in another release of the series' range that may be the wrong one."""
+    texts = {path: f"\n{content.decode('utf-8', 'replace')}\n" for path, content in pre_images.items()}
+    for patch in patches:
+        for hunk in patch.hunks:
+            if not hunk.before:  # of a new file
+                texts[hunk.path] = "\n".join(("", *hunk.after, ""))
+                continue
+            text, old = texts.get(hunk.path, ""), "\n".join(("", *hunk.before, ""))
+            first = text.find(old)
+            if first < 0:  # it does not fit, as git will say, or fits in a way that is told by line ends
+                texts.pop(hunk.path, None)
+                continue
+            second = text.find(old, first + 1)
+            if second >= 0:
+                lines = [text.count("\n", 0, place) + 1 for place in (first, second)]
+                raise OverlayError(
+                    f"{patch.file}: {hunk.path}: expected one place for hunk {hunk.header}, found two, at lines "
+                    f"{lines[0]} and {lines[1]}: change a line that is nowhere else with it, so that it reaches as far"
+                )
+            texts[hunk.path] = text[:first] + "\n".join(("", *hunk.after, "")) + text[first + len(old) :]
 
 
 def failures(patches: Sequence[Patch], pre_images: Mapping[str, bytes]) -> list[str]:

@@ -301,6 +301,21 @@ def test_a_hunk_may_move_and_its_context_may_not_change(
         series.apply(patches, changed)
 
 
+def test_a_hunk_that_fits_in_two_places_is_refused(
+    patches: tuple[series.Patch, ...], pre_images: dict[str, bytes]
+) -> None:
+    """Whichever is nearer to the line in its header: in another release that may be the wrong one."""
+    twice = pre_images[CORE] + b"# more\n" + pre_images[CORE]
+    with pytest.raises(
+        OverlayError, match=r"expected one place for hunk @@ -\S+ \S+ @@.*, found two, at lines \d+ and \d+"
+    ):
+        series.apply(patches, pre_images | {CORE: twice})
+    lines = pre_images[CORE].splitlines(keepends=True)
+    hunk = patches[0].hunks[0]
+    beside = b"".join(lines[hunk.start - 1 : hunk.start + 3]) + b"# something else\n"
+    assert b"value * 50" in series.apply(patches, pre_images | {CORE: pre_images[CORE] + beside})[CORE]
+
+
 def test_a_patch_that_does_not_fit_is_explained(
     patches: tuple[series.Patch, ...], pre_images: dict[str, bytes]
 ) -> None:
