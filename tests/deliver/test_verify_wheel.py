@@ -157,6 +157,10 @@ def test_a_wheel_of_everything_else(built: Sample, tmp_path: Path) -> None:
         ({"x-1.dist-info/METADATA": b"Name: x\nVersion: 1\n\n"}, "demo, plain, modeling-overlay, found one of x"),
         ({"x-1.dist-info/METADATA": b"Name: demo\nVersion: one\n\n"}, "expected a version (PEP 440) in METADATA"),
         (
+            {"x-1.dist-info/METADATA": b"Name: demo\nVersion: 1.0+overlay." + b"1" * 5000 + b"\n\n"},
+            "expected a version (PEP 440) in METADATA",
+        ),
+        (
             {"x-1.dist-info/METADATA": b"Name: demo\nVersion: 1.0\n\n"},
             "expected a version such as 1.0+overlay.1, found 1.0, upstream's own version: only wheels that",
         ),
