@@ -217,6 +217,10 @@ def test_an_output_that_has_not_all_letters(site: Path, tmp_path: Path) -> None:
     assert r"\udcff.cdx.json" in explained(other, at=tmp_path, PYTHONIOENCODING="utf-8:strict").succeeds().stdout
 
 
+VALUES: tuple[Any, ...] = (None, 5, 1.5, True, "\ud800", [], {}, ["x"], [[]], {"a": 1}, ...)
+"""The last one is none at all."""
+
+
 def test_values_of_other_types(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each place in turn: it is read, or an error says that it is no SBOM of this project."""
     (document,) = site.glob(f"*/{sbom.MEMBER}")
@@ -224,7 +228,7 @@ def test_values_of_other_types(site: Path, tmp_path: Path, capsys: pytest.Captur
     other = tmp_path / "other.cdx.json"
     refused = 0
     for place in leaves(whole):
-        for value in (None, 5, 1.5, True, "\ud800", [], {}, ["x"], [[]], {"a": 1}, ...):
+        for value in VALUES:
             found = copy.deepcopy(whole)
             *above, last = place
             inner = functools.reduce(operator.getitem, above, found)

@@ -92,14 +92,17 @@ def wheels(lock: Lock, folder: Path) -> Wheels:
 
 def _overlay_wheel(file: Path) -> tuple[str, str, str]:
     """The project, the version and the expected sha256 of the overlay wheel."""
-    if not re.fullmatch(rf"{OVERLAY.replace('-', '_')}-[^-/]+-py3-none-any\.whl", file.name):
+    try:
+        version = str(parse_wheel_filename(file.name)[1])
+    except ValueError:
+        version = ""
+    if not version or not re.fullmatch(rf"{OVERLAY.replace('-', '_')}-[^-/]+-py3-none-any\.whl", file.name):
         raise OverlayError(
             f"{file}: expected a wheel that upstream.lock names, or the overlay wheel, found neither: run "
             "scripts/apply.sh again, or move it away"
         )
-    version = str(parse_wheel_filename(file.name)[1])
     constraints = file.with_name("constraints.txt")
-    text = constraints.read_text("utf-8") if constraints.is_file() else ""
+    text = constraints.read_text("utf-8", "replace") if constraints.is_file() else ""
     pinned = re.search(rf"^{OVERLAY}=={re.escape(version)}  # --hash=sha256:([0-9a-f]{{64}})$", text, re.MULTILINE)
     if pinned is None:
         raise OverlayError(
@@ -149,9 +152,10 @@ def _check(source: Path, folder: Path) -> None:
 
 
 def _check_writable(folder: Path) -> None:
-    parent = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    parent = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not parent.is_dir():
-        raise OverlayError(f"{parent}: expected a folder, found a file: name another folder with --to")
+        what = "a file" if parent.exists() else "a link to nothing"
+        raise OverlayError(f"{parent}: expected a folder, found {what}: name another folder with --to")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise OverlayError(
             f"{parent}: expected a folder that can be written, found that it cannot: name another with --to"
@@ -267,7 +271,11 @@ def _unlisted(folder: Path) -> str:
 
 def _put_wheel(source: Path, file: Path, sha256: str) -> None:
     with _draft(file) as draft:
-        shutil.copyfile(source, draft)
+        with (
+            source.open("rb") as stream,
+            draft.open("wb") as copy,
+        ):  # `copyfile` blames the source where the disk is full
+            shutil.copyfileobj(stream, copy)
         with draft.open("rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
             os.fsync(stream.fileno())

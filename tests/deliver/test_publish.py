@@ -19,6 +19,7 @@ from overlay.deliver import index, publish
 from overlay.queue import lock
 from tests.deliver import servers
 from tests.deliver.servers import Answer, Index
+from tests.deliver.test_output import mounted, needs_root
 from tests.sample import (
     PRODUCTS,
     PROJECT,
@@ -283,8 +284,12 @@ def test_only_what_apply_built_is_published(built: Sample, tmp_path: Path) -> No
     content = overlay_wheel.read_bytes()
     overlay_wheel.write_bytes(content + b"x")
     fails(f"{overlay_wheel}: expected sha256 {digest(content)}")
+    (source / "constraints.txt").write_bytes(b"\xff")
+    fails(f"{overlay_wheel}: expected modeling-overlay==1.0+g", "found none")
     (source / "constraints.txt").unlink()
     fails(f"{overlay_wheel}: expected modeling-overlay==1.0+g", "found none")
+    odd = overlay_wheel.rename(source / "modeling_overlay-one-py3-none-any.whl")
+    fails(f"{odd}: expected a wheel that upstream.lock names, or the overlay wheel, found neither")
 
 
 def test_where_nothing_can_be_written(built: Sample, tmp_path: Path) -> None:
@@ -292,6 +297,26 @@ def test_where_nothing_can_be_written(built: Sample, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     to(built, tmp_path / "file").fails("expected a folder, found a file", "--to")
     to(built, tmp_path / "file" / "index").fails(f"{tmp_path / 'file'}: expected a folder, found a file", "--to")
+    (tmp_path / "index").mkdir()
+    for place, folder in (("nowhere", "nowhere"), ("index/simple", "index")):
+        (tmp_path / place).symlink_to("nothing")
+        to(built, tmp_path / folder).fails(f"{tmp_path / place}: expected a folder, found a link to nothing", "--to")
+    assert [path.name for path in (tmp_path / "index").iterdir()] == ["simple"]
+
+
+@needs_root
+def test_a_mount_point_that_is_full_or_read_only(built: Sample, tmp_path: Path) -> None:
+    """What is listed is there each time, and more room is all it needs."""
+    for size in (40, 100, 200):
+        with mounted(tmp_path / str(size), "-t", "tmpfs", "-o", f"size={size}k", "tmpfs") as folder:
+            to(built, folder).fails(f"{folder}/", "no space left on the disk", "are free there: free some and run")
+            consistent(folder)
+            assert not list(folder.rglob(f"*{publish.DRAFT}"))
+            subprocess.run(["mount", "-o", "remount,size=2m", str(folder)], check=True)
+            to(built, folder).succeeds()
+            assert consistent(folder) == {*PRODUCTS, overlay_wheel_in(built.out)}
+            subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+            to(built, folder / "new").fails(f"{folder}: expected a folder that can be written", "--to")
 
 
 def test_usage(built: Sample, tmp_path: Path) -> None:
@@ -364,8 +389,12 @@ def test_a_kill_at_any_moment_leaves_an_index(built: Sample, tmp_path: Path, mon
     assert seen == {1, 2, 3, 4}
     assert snapshot(tmp_path / "index") == snapshot(tmp_path / "after")
     shutil.rmtree(tmp_path / "index")
-    assert killed_at(5, newer, tmp_path / "index")
-    (left,) = (tmp_path / "index").glob(f".*{publish.DRAFT}")
+    drafts = (
+        [*(tmp_path / "index").glob(f".*{publish.DRAFT}")]
+        for at in range(1, 9)
+        if killed_at(at, newer, tmp_path / "index")
+    )
+    (left,) = next(filter(None, drafts))
     left.rename(left.with_name(f".of-another-release.whl{publish.DRAFT}"))
     publish.to_folder(newer, tmp_path / "index")
     assert snapshot(tmp_path / "index") == snapshot(tmp_path / "after"), "the draft of the killed run is gone"
