@@ -1,5 +1,6 @@
 """A published index can be installed from at every moment, by pip and by uv, whatever serves it."""
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -9,13 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
 
+from overlay import cache
 from overlay.deliver import index, publish
+from overlay.errors import OverlayError
 from overlay.queue import lock
 from tests.deliver import servers
 from tests.deliver.servers import Answer, Index
@@ -415,6 +419,36 @@ def test_two_at_once_lose_nothing(built: Sample, tmp_path: Path) -> None:
     second.communicate(timeout=60)
     assert second.returncode == 0
     assert consistent(folder) == set(PRODUCTS[:2])
+
+
+def test_on_a_file_system_without_locks_the_cache_has_one(
+    built: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "index"
+    name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(built.cache))
+    with cache.locked(f"publish-{name}"):
+        second = built.start("publish", "--from", built.folder / "dist-1.0", "--to", folder)
+        assert second.stderr is not None
+        assert "waiting" in second.stderr.readline()
+    second.communicate(timeout=60)
+    assert second.returncode == 0
+
+    def flock(_: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(publish, "fcntl", types.SimpleNamespace(flock=flock, LOCK_EX=0, LOCK_NB=0))
+    assert "let no other machine publish there" in to(built, folder).succeeds().stderr
+
+
+def test_a_wheel_that_changes_while_it_is_read(built: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.copytree(built.folder / "dist-1.0", tmp_path / "dist")
+    found = publish.wheels(lock.read(built.lock), tmp_path / "dist")
+    (tmp_path / "dist" / FIRST).write_bytes(b"another")
+    with pytest.raises(OverlayError, match="it changed while it was read, run this again"):
+        publish.to_folder(found, tmp_path / "index")
+    assert snapshot(tmp_path / "index") == {}
 
 
 @pytest.fixture(scope="module")
