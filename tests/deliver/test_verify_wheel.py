@@ -247,3 +247,11 @@ def test_nothing_is_written(built: Sample) -> None:
     before = make.snapshot(built.root), make.snapshot(built.out)
     built.overlay("verify-wheel", built.out / overlay_wheel_in(built.out)).succeeds()
     assert (make.snapshot(built.root), make.snapshot(built.out)) == before
+
+
+def test_a_name_that_turns_the_line_around_is_escaped(built: Sample, tmp_path: Path) -> None:
+    wheel = built.out / make.PRODUCTS[0]
+    hidden = {**members_of(wheel), "demo/\u202eyp.x": b"1"}
+    done = verified(built, zipped(hidden.items()), tmp_path)
+    assert "\u202e" not in done.stdout + done.stderr
+    assert r"demo/\u202eyp.x" in done.stdout + done.stderr
