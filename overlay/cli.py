@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import errno
 import gc
+import io
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     options, unknown = commands.parser().parse_known_args(arguments)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files and words of others may be no such text
     with _terminated_like_interrupted():
         sys.exit(_run(options))
 

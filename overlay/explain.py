@@ -62,8 +62,8 @@ FORMAT = 1
 
 OVERLAY = "modeling-overlay"
 
-_LARGEST = 64 << 20
-"""Bytes of an SBOM: a hundred times what the largest has."""
+_LARGEST = 16 << 20
+"""Bytes of an SBOM: many times what the largest has, and read it takes twenty times that of memory."""
 
 
 @dataclass(frozen=True)
@@ -211,11 +211,19 @@ def _of_file(path: Path) -> bytes:
                     f"{path}: expected an SBOM of this project in it, found none: it is upstream's own wheel, or of a "
                     "revision that had none"
                 )
-            if len(found) > 1 or found[0].file_size > _LARGEST:
+            if len(found) > 1:
                 raise OverlayError(f"{path}: expected one SBOM of this project, found more: do not use this file")
+            if found[0].file_size > _LARGEST or found[0].compress_type not in (
+                zipfile.ZIP_STORED,
+                zipfile.ZIP_DEFLATED,
+            ):
+                raise OverlayError(
+                    f"{path}: expected an SBOM of at most {_LARGEST} bytes, stored or deflated, found "
+                    f"{found[0].file_size} by method {found[0].compress_type}: do not use this file"
+                )
             with wheel.open(found[0]) as member:
                 return member.read(_LARGEST)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, OSError, zlib.error) as error:
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, OSError, EOFError, zlib.error) as error:
         raise OverlayError(f"{path}: expected a wheel, found no sound zip file ({error}): fetch it again") from None
 
 
@@ -323,30 +331,32 @@ def _release(component: dict[str, Any], *, laid_over: bool) -> Release:
     pedigree = component["pedigree"]
     (ancestor,) = pedigree["ancestors"]
     upstream = Upstream(
-        version=ancestor["version"],
-        purl=ancestor["purl"],
+        version=_text(ancestor["version"]),
+        purl=_text(ancestor["purl"]),
         sha256=_sha256(ancestor),
-        repository=ancestor["externalReferences"][0]["url"],
+        repository=_text(ancestor["externalReferences"][0]["url"]),
     )
     return Release(
-        project=component["name"],
-        version=component["version"],
+        project=_text(component["name"]),
+        version=_text(component["version"]),
         laid_over=laid_over,
         upstream=upstream,
         series=said["series"],
-        notes=pedigree.get("notes"),
+        notes=_text(pedigree["notes"]) if "notes" in pedigree else None,
         patches=tuple(_patch(patch, said, number) for number, patch in enumerate(pedigree.get("patches", ()), 1)),
         files=tuple(_changed(file) for file in component.get("components", ())),
     )
 
 
 def _patch(patch: dict[str, Any], said: dict[str, str], number: int) -> Patch:
-    diff = patch["diff"]["text"]["content"]
+    diff = _text(patch["diff"]["text"]["content"])
     return Patch(
         file=said[f"patch:{number}:file"],
         subject=said[f"patch:{number}:subject"],
-        reason=patch["resolves"][0]["description"],
-        faults=tuple(Fault(one["id"], one["name"]) for one in patch["resolves"] if one["type"] == "defect"),
+        reason=_text(patch["resolves"][0]["description"]),
+        faults=tuple(
+            Fault(_text(one["id"]), _text(one["name"])) for one in patch["resolves"] if one["type"] == "defect"
+        ),
         bug=said[f"patch:{number}:bug"],
         origin=said[f"patch:{number}:origin"],
         applied_upstream=said[f"patch:{number}:applied-upstream"],
@@ -373,15 +383,21 @@ def _counted(diff: str) -> Iterator[Counted]:
 
 def _changed(file: dict[str, Any]) -> Changed:
     said = _properties(file)
-    return Changed(file["name"], said["change"], said.get("blob:before"), said.get("blob:after"), _sha256(file))
+    return Changed(_text(file["name"]), said["change"], said.get("blob:before"), said.get("blob:after"), _sha256(file))
 
 
 def _properties(component: dict[str, Any]) -> dict[str, str]:
-    return {one["name"].removeprefix(f"{NAMESPACE}:"): one["value"] for one in component.get("properties", ())}
+    return {one["name"].removeprefix(f"{NAMESPACE}:"): _text(one["value"]) for one in component.get("properties", ())}
 
 
 def _sha256(component: dict[str, Any]) -> str | None:
-    return next((one["content"] for one in component.get("hashes", ()) if one["alg"] == "SHA-256"), None)
+    return next((_text(one["content"]) for one in component.get("hashes", ()) if one["alg"] == "SHA-256"), None)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a {type(value).__name__} in the place of a text")
+    return value
 
 
 def _lines(source: str, releases: Sequence[Release], width: int, diff: bool) -> Iterator[str]:

@@ -1,11 +1,15 @@
 """`overlay explain`: it says what is changed and why from the SBOM alone, wherever that is."""
 
+import copy
+import functools
 import json
+import operator
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 
 from overlay import explain
 from overlay.deliver import sbom
+from overlay.errors import OverlayError
 from tests import sample as make
 from tests import variants
 from tests.sample import PRODUCTS, Done, Sample, overlay_wheel_in
@@ -194,6 +199,77 @@ def test_a_document_that_is_another_or_hostile(site: Path, tmp_path: Path) -> No
     assert r"Sub\x1b[2J\u202etract" in said
     (tmp_path / "broken.whl").write_bytes(b"PK\5\6" + bytes(18))
     explained(tmp_path / "broken.whl", at=tmp_path).fails("broken.whl: expected an SBOM")
+
+
+def leaves(found: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of everything below an object."""
+    pairs = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    for key, value in pairs:
+        yield (*at, key)
+        yield from leaves(value, (*at, key))
+
+
+def test_an_output_that_has_not_all_letters(site: Path, tmp_path: Path) -> None:
+    (document,) = site.glob(f"*/{sbom.MEMBER}")
+    other = tmp_path / os.fsdecode(b"\xff.cdx.json")
+    other.write_text(document.read_text("utf-8").replace("Subtract in the core", "Größe"), "utf-8")
+    assert r"Gr\xf6\xdfe" in explained(other, at=tmp_path, PYTHONIOENCODING="ascii:strict").succeeds().stdout
+    assert r"\udcff.cdx.json" in explained(other, at=tmp_path, PYTHONIOENCODING="utf-8:strict").succeeds().stdout
+
+
+VALUES: tuple[Any, ...] = (None, 5, 1.5, True, "\ud800", [], {}, ["x"], [[]], {"a": 1}, ...)
+"""The last one is none at all."""
+
+
+def test_values_of_other_types(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each place in turn: it is read, or an error says that it is no SBOM of this project."""
+    (document,) = site.glob(f"*/{sbom.MEMBER}")
+    whole = json.loads(document.read_text("utf-8"))
+    other = tmp_path / "other.cdx.json"
+    refused = 0
+    for place in leaves(whole):
+        for value in VALUES:
+            found = copy.deepcopy(whole)
+            *above, last = place
+            inner = functools.reduce(operator.getitem, above, found)
+            if value is ...:
+                del inner[last]
+            else:
+                inner[last] = value
+            other.write_text(json.dumps(found), "ascii")
+            for form in ("text", "json"):
+                try:
+                    explain.main(str(other), form, diff=True)
+                except OverlayError as error:
+                    assert "expected an SBOM as this version" in str(error)  # noqa: PT017
+                    refused += 1
+                else:
+                    capsys.readouterr().out.encode("utf-8")
+    assert refused > 500
+
+
+def test_a_wheel_that_is_damaged_or_a_bomb(site: Path, tmp_path: Path) -> None:
+    (document,) = site.glob(f"*/{sbom.MEMBER}")
+    name = document.relative_to(site).as_posix()
+    bomb = tmp_path / "bomb.whl"
+
+    def write(content: bytes, method: int, size: int | None = None) -> bytes:
+        with zipfile.ZipFile(bomb, "w", method) as opened:
+            opened.writestr(name, content)
+        found = bytearray(bomb.read_bytes())
+        if size is not None:
+            entry = found.rindex(b"PK\1\2")
+            found[entry + 20 : entry + 24] = size.to_bytes(4, "little")  # of what is compressed
+        bomb.write_bytes(found)
+        return bytes(found)
+
+    content = document.read_bytes()
+    write(b"[" + b"[]," * (6 << 20) + b"[]]", zipfile.ZIP_DEFLATED)
+    explained(bomb, at=tmp_path).fails("bomb.whl: expected an SBOM of at most 16777216 bytes", "do not use this file")
+    write(content, zipfile.ZIP_LZMA)
+    explained(bomb, at=tmp_path).fails("stored or deflated", "by method 14: do not use this file")
+    write(content, zipfile.ZIP_DEFLATED, 100)
+    explained(bomb, at=tmp_path).fails("bomb.whl: expected a wheel, found no sound zip file")
 
 
 def test_lines_are_counted_by_their_hunks() -> None:

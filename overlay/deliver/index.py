@@ -111,6 +111,17 @@ class Link:
             (function.lower(), digest.lower()) if equals and function.lower() in hashlib.algorithms_guaranteed else None
         )
 
+    @property
+    def metadata(self) -> list[str]:
+        """What it says of the sha256 of the metadata (PEP 714), as `sha256=…`, under either name."""
+        said = (self.attributes.get(name) or "" for name in ("data-core-metadata", "data-dist-info-metadata"))
+        return [one.lower() for one in said if one.lower().startswith("sha256=")]
+
+    @property
+    def said(self) -> str:
+        """The hashes that it has, for a message."""
+        return ", metadata ".join(["=".join(self.hash or ()), *self.metadata]).removeprefix(", ")
+
     def html(self) -> str:
         """A line of a page."""
         return f"<a {_attributes(self.attributes)}>{html.escape(self.text, quote=False)}</a><br/>\n"
@@ -142,6 +153,12 @@ class _Page(HTMLParser):
         if tag == "meta" and name.startswith("pypi:") and name != "pypi:repository-version":
             self.notes.append(f"    <meta {_attributes(known)}>\n    ")
         if tag == "a":
+            try:
+                urlsplit(known.get("href") or "")
+            except ValueError as error:
+                raise OverlayError(
+                    f"expected links to addresses, found {known['href']} ({error}): correct it"
+                ) from None
             self.links.append(Link(known, ""))
             self._open = True
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
@@ -43,7 +44,10 @@ class Wheels:
         return self.folder / product.file
 
     def is_other(self, product: index.Product, link: index.Link) -> bool | None:
-        """Whether a page links to another file than `product` under its name; None where it gives no hash."""
+        """Whether a page links to another file than `product` under its name, or to other metadata; None where it gives
+        no hash."""
+        if any(said != f"sha256={product.metadata_sha256}" for said in link.metadata):
+            return True
         if link.hash is None:
             return None
         with self.file(product).open("rb") as stream:
@@ -88,14 +92,17 @@ def wheels(lock: Lock, folder: Path) -> Wheels:
 
 def _overlay_wheel(file: Path) -> tuple[str, str, str]:
     """The project, the version and the expected sha256 of the overlay wheel."""
-    if not re.fullmatch(rf"{OVERLAY.replace('-', '_')}-[^-/]+-py3-none-any\.whl", file.name):
+    try:
+        version = str(parse_wheel_filename(file.name)[1])
+    except ValueError:
+        version = ""
+    if not version or not re.fullmatch(rf"{OVERLAY.replace('-', '_')}-[^-/]+-py3-none-any\.whl", file.name):
         raise OverlayError(
             f"{file}: expected a wheel that upstream.lock names, or the overlay wheel, found neither: run "
             "scripts/apply.sh again, or move it away"
         )
-    version = str(parse_wheel_filename(file.name)[1])
     constraints = file.with_name("constraints.txt")
-    text = constraints.read_text("utf-8") if constraints.is_file() else ""
+    text = constraints.read_text("utf-8", "replace") if constraints.is_file() else ""
     pinned = re.search(rf"^{OVERLAY}=={re.escape(version)}  # --hash=sha256:([0-9a-f]{{64}})$", text, re.MULTILINE)
     if pinned is None:
         raise OverlayError(
@@ -141,9 +148,14 @@ def to_folder(published: Wheels, folder: Path) -> list[str]:
 def _check(source: Path, folder: Path) -> None:
     if folder.resolve() == source.resolve():
         raise OverlayError(f"{folder} is what is published: expected another folder: name one with --to")
-    parent = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    _check_writable(folder)
+
+
+def _check_writable(folder: Path) -> None:
+    parent = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not parent.is_dir():
-        raise OverlayError(f"{parent}: expected a folder, found a file: name another folder with --to")
+        what = "a file" if parent.exists() else "a link to nothing"
+        raise OverlayError(f"{parent}: expected a folder, found {what}: name another folder with --to")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise OverlayError(
             f"{parent}: expected a folder that can be written, found that it cannot: name another with --to"
@@ -197,47 +209,73 @@ def _pages(folder: Path, published: Wheels) -> dict[str, str]:
     named = {product.file: product for product in published.products}
     for path, new in index.pages(published.products).items():
         file = folder / path
-        old = file.read_text("utf-8") if file.is_file() else ""
-        with _of(file):
-            for link in index.links(old):
-                product = named.get(link.name)
-                if product is None:
-                    continue
-                other = published.is_other(product, link)
-                if other or (other is None and not os.path.lexists(folder / product.file)):
-                    raise OverlayError(changed(product, "=".join(link.hash or ("no hash", "and no such file"))))
+        _check_writable(file.parent)
+        with page_of(file):
+            old = _read(file)
+            for link in index.links(old or ""):
+                if link.name in named:
+                    _check_link(folder, file.parent, published, named[link.name], link)
             if path == index.ROOT:
                 found[path] = index.merged(old or _unlisted(folder), new, canonicalize_name)
             else:
-                if not old and file.parent.is_dir() and any(file.parent.iterdir()):
+                if old is None and file.parent.is_dir() and any(file.parent.iterdir()):
                     raise OverlayError(
                         "expected a page, found none, and a folder with files that a web server may list by itself: "
                         "publish to another folder"
                     )
-                found[path] = index.merged(old, new)
+                found[path] = index.merged(old or "", new)
     return found
 
 
+def _read(file: Path) -> str | None:
+    """A page; None where there is none."""
+    try:
+        return file.read_text("utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise OverlayError(
+            f"expected a page in UTF-8, found byte {file.read_bytes()[error.start]:#x} at {error.start}: write it in "
+            "UTF-8, or publish to another folder"
+        ) from None
+
+
+def _check_link(folder: Path, page: Path, published: Wheels, product: index.Product, link: index.Link) -> None:
+    """Raises OverlayError where a link of a page, which lies in the folder `page`, is or may be to another file."""
+    other = published.is_other(product, link)
+    if other is None:
+        parts = urlsplit(link.href)
+        absolute = parts.netloc or parts.path.startswith("/")  # where that is, is known to the server alone
+        file = folder / product.file if absolute else page / unquote(parts.path)
+        other = not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != product.sha256
+    if other:
+        raise OverlayError(changed(product, link.said or "no hash, and another file there or none"))
+
+
 @contextmanager
-def _of(file: Path) -> Iterator[None]:
-    """Puts the name of a page before what is wrong with it."""
+def page_of(place: object) -> Iterator[None]:
+    """Puts the name of a page, a path or an address, before what is wrong with it."""
     try:
         yield
     except OverlayError as error:
-        raise OverlayError(f"{file}: {error}") from None
+        raise OverlayError(f"{place}: {error}") from None
 
 
 def _unlisted(folder: Path) -> str:
     """In the place of a list of projects: the projects that have a page."""
     return "".join(
-        index.Link({"href": f"{page.parent.name}/"}, page.parent.name).html()
+        index.Link({"href": f"{quote(page.parent.name)}/"}, page.parent.name).html()
         for page in sorted(folder.glob("simple/*/index.html"))
     )
 
 
 def _put_wheel(source: Path, file: Path, sha256: str) -> None:
     with _draft(file) as draft:
-        shutil.copyfile(source, draft)
+        with (
+            source.open("rb") as stream,
+            draft.open("wb") as copy,
+        ):  # `copyfile` blames the source where the disk is full
+            shutil.copyfileobj(stream, copy)
         with draft.open("rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
             os.fsync(stream.fileno())

@@ -13,8 +13,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
-from urllib.parse import urljoin, urlsplit
+from contextlib import contextmanager, redirect_stdout, suppress
+from urllib.parse import unquote, urljoin, urlsplit
 
 import requests
 from packaging.utils import canonicalize_name
@@ -24,7 +24,7 @@ from twine.exceptions import TwineException
 from twine.settings import Settings
 
 from overlay.deliver import index
-from overlay.deliver.publish import Wheels, changed
+from overlay.deliver.publish import Wheels, changed, page_of
 from overlay.errors import OverlayError
 from overlay.progress import say
 from overlay.queue.source import reason
@@ -47,38 +47,47 @@ def to_repository(published: Wheels, url: str, index_url: str | None = None) -> 
         OverlayError: the index has one of the names with other bytes, cannot be asked, or refuses; nothing is uploaded
             in the first two cases.
     """
-    _check(url)
+    _check(url, "--repository-url")
+    if index_url:
+        _check(index_url, "--index-url")
     with _answering(url):
         settings = _settings(url)
         session = settings.create_repository().session
         try:
             pages = _pages(session, url, index_url)
             missing = [product for product in published.products if not _there(session, pages, published, product)]
+            if missing:
+                say(f"uploading {', '.join(product.file for product in missing)} to {url}")
+                with redirect_stdout(io.StringIO()):
+                    upload(settings, [str(published.file(product)) for product in missing])
+            for product in missing:
+                if not _there(session, pages, published, product):
+                    say(f"{pages} does not list {product.file} so far: see whether it comes, or run this again")
         finally:
             session.close()
-        if missing:
-            say(f"uploading {', '.join(product.file for product in missing)} to {url}")
-            with redirect_stdout(io.StringIO()):
-                upload(settings, [str(published.file(product)) for product in missing])
     return pages, [product.file for product in missing]
 
 
-def _check(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+def _check(url: str, option: str) -> None:
+    if "@" in url.partition("://")[2].partition("/")[0]:
         raise OverlayError(
-            "expected an address that begins with http:// or https://, found another with --repository-url: correct it"
+            f"expected an address without a password, found one with {option}, where every process of this machine can "
+            "read it: put it in TWINE_USERNAME and TWINE_PASSWORD, ~/.pypirc or a keyring"
         )
-    if "@" in parts.netloc:
+    host = None
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
+    if not host:
         raise OverlayError(
-            "expected an address without a password, found one with --repository-url, where every process of this "
-            "machine can read it: put it in TWINE_USERNAME and TWINE_PASSWORD, ~/.pypirc or a keyring"
+            f"expected an address that begins with http:// or https:// and names a host, found another with {option}: "
+            "correct it"
         )
     for known in (utils.DEFAULT_REPOSITORY, utils.TEST_REPOSITORY):
         domain = ".".join((urlsplit(known).hostname or "").split(".")[-2:])
-        if parts.hostname == domain or parts.hostname.endswith(f".{domain}"):
+        if f".{host.rstrip('.')}".endswith(f".{domain}"):
             raise OverlayError(
-                f"{parts.hostname} is the public index, which takes no version with a local label (PEP 440): expected "
+                f"{host} is the public index, which takes no version with a local label (PEP 440): expected "
                 "an index of your own"
             )
 
@@ -105,10 +114,11 @@ def _pages(session: requests.Session, url: str, index_url: str | None) -> str:
     tried = [index_url.rstrip("/") + "/"] if index_url else [base + place for place in PAGES]
     answers = []
     for address in tried:
-        with session.get(address, headers=_HTML, stream=True) as response:
-            if response.ok:
+        with session.get(address, headers=_HTML, stream=True, timeout=TIMEOUT) as response:
+            if response.ok and _is_html(response):
                 return address
-            answers.append(f"{address}: {response.status_code} {response.reason}")
+            what = f" ({response.headers.get('Content-Type')})" if response.ok else ""
+            answers.append(f"{address}: {response.status_code} {response.reason}{what}")
     raise OverlayError(
         f"expected the pages of the index, to see what it has, found {', '.join(answers)}: name their address with "
         "--index-url, and see that the credentials are right"
@@ -117,24 +127,50 @@ def _pages(session: requests.Session, url: str, index_url: str | None) -> str:
 
 _HTML = {"Accept": "text/html"}
 
+TIMEOUT = 60
+"""Seconds that the index may be silent for when its pages are asked for."""
+
+
+def _is_html(response: requests.Response) -> bool:
+    kind = str(response.headers.get("Content-Type", "")).partition(";")[0].strip().lower()
+    return kind in ("text/html", "application/vnd.pypi.simple.v1+html")
+
 
 def _there(session: requests.Session, pages: str, published: Wheels, product: index.Product) -> bool:
     """Whether the index has the wheel. Raises OverlayError where it has another file of this name."""
-    response = session.get(f"{pages}{canonicalize_name(product.project)}/", headers=_HTML)
+    name = canonicalize_name(product.project)
+    response = session.get(f"{pages}{name}/", headers=_HTML, timeout=TIMEOUT)
     if response.status_code == requests.codes.not_found:
         return False
     response.raise_for_status()
-    links = [link for link in index.links(response.text) if link.name == product.file]
+    place = urlsplit(response.url).path.removesuffix("index.html").rstrip("/").rpartition("/")[2]
+    if not _is_html(response) or canonicalize_name(unquote(place)) != name:  # a page to log in with lists nothing
+        raise OverlayError(
+            f"{pages}{name}/: expected the page of that project, found {response.url} "
+            f"({response.headers.get('Content-Type')}): see that the credentials are right, and name the address of "
+            "the pages with --index-url"
+        )
+    with page_of(response.url):
+        links = [link for link in index.links(response.text) if link.name == product.file]
     for link in links:
-        found, other = "=".join(link.hash or ()), published.is_other(product, link)
+        found, other = link.said, published.is_other(product, link)
         if other is None:
-            content = session.get(urljoin(response.url, link.href))
-            content.raise_for_status()
-            found = hashlib.sha256(content.content).hexdigest()
+            found = _sha256(session, urljoin(response.url, link.href), pages)
             other = found != product.sha256
         if other:
             raise OverlayError(f"{response.url}: {changed(product, found)}")
     return bool(links)
+
+
+def _sha256(session: requests.Session, address: str, pages: str) -> str:
+    """That of a file. Whoever writes a page may link to any host, which has no business with the credentials."""
+    asked = session
+    if urlsplit(address)[:2] != urlsplit(pages)[:2]:
+        asked = requests.Session()
+        asked.verify = session.verify
+    response = asked.get(address, timeout=TIMEOUT)
+    response.raise_for_status()
+    return hashlib.sha256(response.content).hexdigest()
 
 
 @contextmanager
@@ -150,7 +186,7 @@ def _answering(url: str) -> Iterator[None]:
             f"{_answer(error.response)}: expected the index to take it: see that the credentials are right, that this "
             "user may upload, and that it takes local versions (PEP 440)"
         ) from None
-    except requests.RequestException as error:
+    except (requests.RequestException, ValueError) as error:  # a ValueError: where a server sends to no address
         raise OverlayError(f"{url}: {reason(error)}: check the network and the address") from None
     except TwineException as error:
         raise OverlayError(

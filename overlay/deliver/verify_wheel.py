@@ -12,7 +12,7 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from overlay.deliver import archive, overlay_wheel, post_images
 from overlay.deliver.apply import OVERLAY, checked, derive, write_patched
@@ -92,7 +92,7 @@ def _named(members: Sequence[Member], name: str) -> tuple[str, str]:
     header = HeaderParser().parsestr(found[0].content().decode("utf-8", "replace"))
     try:
         return canonicalize_name(str(header["Name"])), str(Version(str(header["Version"])))
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion is one; so is what Python says of numbers of thousands of digits
         raise OverlayError(
             f"{name}: expected a version (PEP 440) in METADATA, found {header['Version']!r}: this is no wheel of this "
             "project"

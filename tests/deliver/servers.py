@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import hashlib
+import http.server
 import json
 import os
 import shutil
@@ -10,15 +11,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from overlay import environments
+
+Answer = tuple[int, Mapping[str, str], bytes]
+"""Status, headers and body."""
 
 USER, PASSWORD = "somebody", "a secret of the tests"
 
@@ -58,6 +63,43 @@ def static(folder: Path, scratch: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", folder, str(port)]
     with running(command, port, scratch / "http.log") as address:
         yield address
+
+
+@contextlib.contextmanager
+def scripted(answer: Callable[[str, str], Answer]) -> Iterator[tuple[str, list[tuple[str, str, str, bool]]]]:
+    """A server in a thread that answers what `answer` gives for a method and a path.
+
+    Yields:
+        Its address, and what it is asked: method, path, host, and whether credentials came with it.
+    """
+    asked: list[tuple[str, str, str, bool]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            host = str(self.headers["Host"]).partition(":")[0]
+            asked.append((self.command, self.path, host, "Authorization" in self.headers))
+            code, headers, body = answer(self.command, self.path)
+            self.send_response(code)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 NGINX = """\

@@ -1,24 +1,42 @@
 """A published index can be installed from at every moment, by pip and by uv, whatever serves it."""
 
+import errno
 import fcntl
 import hashlib
 import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
 
+from overlay import cache
 from overlay.deliver import index, publish
+from overlay.errors import OverlayError
 from overlay.queue import lock
 from tests.deliver import servers
-from tests.deliver.servers import Index
-from tests.sample import PRODUCTS, PROJECT, Done, Sample, archive, copy, digest, members, overlay_wheel_in, snapshot
+from tests.deliver.servers import Answer, Index
+from tests.deliver.test_output import mounted, needs_root
+from tests.sample import (
+    PRODUCTS,
+    PROJECT,
+    Done,
+    Sample,
+    archive,
+    copy,
+    digest,
+    lay,
+    members,
+    overlay_wheel_in,
+    snapshot,
+)
 
 FIRST = "demo-1.0+overlay.1-py3-none-any.whl"
 assert FIRST in PRODUCTS
@@ -46,7 +64,7 @@ def consistent(folder: Path) -> set[str]:
     root = folder / "simple" / "index.html"
     listed = set()
     for link in index.links(root.read_text("utf-8")) if root.exists() else []:
-        assert (root.parent / link.href / "index.html").is_file()
+        assert (root.parent / unquote(link.href) / "index.html").is_file()
     for page in folder.glob("simple/*/index.html"):
         for link in index.links(page.read_text("utf-8")):
             path, fragment = urldefrag(link.href)
@@ -154,47 +172,100 @@ def test_projects_that_no_page_lists_are_listed(built: Sample, tmp_path: Path) -
     assert [link.href for link in listed] == ["demo/", "other/"]
 
 
-def exchanged_wheel(folder: Path) -> None:
+def exchanged_wheel(folder: Path, _: Path) -> None:
     (folder / FIRST).write_bytes(b"another")
 
 
-def exchanged_metadata(folder: Path) -> None:
+def exchanged_metadata(folder: Path, _: Path) -> None:
     (folder / f"{FIRST}.metadata").write_bytes(b"another")
 
 
-def listed_with(link: str) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
+Change = Callable[[Path, Path], None]
+"""Of a folder, with the file that is to be published there."""
+
+
+def listed_with(link: str) -> Change:
+    def write(folder: Path, _: Path) -> None:
         (folder / "simple" / "demo").mkdir(parents=True)
         (folder / "simple" / "demo" / "index.html").write_text(link)
 
     return write
 
 
+def listed_elsewhere(folder: Path, own: Path) -> None:
+    """Beside our own file, of which the page knows nothing."""
+    shutil.copy(own, folder)
+    listed_with(f"<a href='{FIRST}'>x</a>")(folder, own)
+    (folder / "simple" / "demo" / FIRST).write_bytes(b"another")
+
+
+def listed_with_other_metadata(folder: Path, own: Path) -> None:
+    digested = digest(own.read_bytes())
+    listed_with(f"<a href='../../{FIRST}#sha256={digested}' data-dist-info-metadata='sha256={'0' * 64}'>x</a>")(
+        folder, own
+    )
+
+
 MD5 = "md5=" + "0" * 32
-REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
+REFUSED: dict[str, tuple[Change, str]] = {
     "the wheel": (exchanged_wheel, f"{FIRST}: expected {FIRST} with sha256"),
     "its metadata": (exchanged_metadata, f"{FIRST}.metadata: expected {FIRST} with sha256"),
     "the page": (listed_with(f"<a href='../../{FIRST}#sha256={'0' * 64}'>x</a>"), "demo/index.html: expected"),
     "the page, by another hash": (listed_with(f"<a href='../../{FIRST}#{MD5}'>x</a>"), f"found {MD5}"),
     "the page, by no hash": (listed_with(f"<a href='/files/{FIRST}'>x</a>"), "found no hash"),
+    "the page, by no hash, and that file": (listed_elsewhere, "found no hash"),
+    "the page, by other metadata": (listed_with_other_metadata, f"metadata sha256={'0' * 64}"),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_changed_file_under_an_old_name_is_refused(built: Sample, tmp_path: Path, what: str) -> None:
     change, said = REFUSED[what]
-    change(tmp_path)
+    change(tmp_path, built.out / FIRST)
     before = snapshot(tmp_path)
     to(built, tmp_path).fails(said, "a published file never changes")
     assert snapshot(tmp_path) == before
 
 
 def test_pages_that_cannot_be_added_to_are_refused(built: Sample, tmp_path: Path) -> None:
-    listed_with("<base href='/elsewhere/'>")(tmp_path)
+    listed_with("<base href='/elsewhere/'>")(tmp_path, tmp_path)
     to(built, tmp_path).fails("demo/index.html: expected", "found <base>")
     (tmp_path / "simple" / "demo" / "index.html").rename(tmp_path / "simple" / "demo" / "demo-0.9.tar.gz")
     to(built, tmp_path).fails("demo/index.html: expected a page, found none, and a folder with files")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["demo", "demo-0.9.tar.gz", "simple"]
+
+
+NOT_PAGES: dict[str, tuple[dict[str, bytes], str]] = {
+    "of another encoding": (
+        {"simple/demo/index.html": "<a href='x'>Größe</a>".encode("latin-1")},
+        "demo/index.html: expected a page in UTF-8, found byte 0xf6 at 14",
+    ),
+    "with an address that is none": (
+        {"simple/index.html": b"<a href='http://[x/y'>y</a>"},
+        "simple/index.html: expected links to addresses, found http://[x/y",
+    ),
+    "a folder": ({"simple/index.html/x": b""}, "simple/index.html: Is a directory"),
+    "below a file": ({"simple": b""}, "simple: expected a folder, found a file"),
+    "below a file of the project's name": ({"simple/plain": b""}, "simple/plain: expected a folder, found a file"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_PAGES)
+def test_what_is_no_page_is_an_error_before_anything_is_written(built: Sample, tmp_path: Path, what: str) -> None:
+    files, said = NOT_PAGES[what]
+    lay(tmp_path, files)
+    before = snapshot(tmp_path)
+    assert "fault" not in to(built, tmp_path).fails(said)
+    assert snapshot(tmp_path) == before
+
+
+def test_an_empty_page_is_a_page(built: Sample, tmp_path: Path) -> None:
+    """And an odd name of a project stands in an address as it has to."""
+    lay(tmp_path, {"simple/demo/index.html": b"", "simple/a#b/index.html": b""})
+    to(built, tmp_path).succeeds()
+    assert consistent(tmp_path) == {*PRODUCTS, overlay_wheel_in(built.out)}
+    links = index.links((tmp_path / "simple" / "index.html").read_text("utf-8"))
+    assert links[0].href == "a%23b/"
 
 
 def test_only_what_apply_built_is_published(built: Sample, tmp_path: Path) -> None:
@@ -217,8 +288,12 @@ def test_only_what_apply_built_is_published(built: Sample, tmp_path: Path) -> No
     content = overlay_wheel.read_bytes()
     overlay_wheel.write_bytes(content + b"x")
     fails(f"{overlay_wheel}: expected sha256 {digest(content)}")
+    (source / "constraints.txt").write_bytes(b"\xff")
+    fails(f"{overlay_wheel}: expected modeling-overlay==1.0+g", "found none")
     (source / "constraints.txt").unlink()
     fails(f"{overlay_wheel}: expected modeling-overlay==1.0+g", "found none")
+    odd = overlay_wheel.rename(source / "modeling_overlay-one-py3-none-any.whl")
+    fails(f"{odd}: expected a wheel that upstream.lock names, or the overlay wheel, found neither")
 
 
 def test_where_nothing_can_be_written(built: Sample, tmp_path: Path) -> None:
@@ -226,6 +301,26 @@ def test_where_nothing_can_be_written(built: Sample, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     to(built, tmp_path / "file").fails("expected a folder, found a file", "--to")
     to(built, tmp_path / "file" / "index").fails(f"{tmp_path / 'file'}: expected a folder, found a file", "--to")
+    (tmp_path / "index").mkdir()
+    for place, folder in (("nowhere", "nowhere"), ("index/simple", "index")):
+        (tmp_path / place).symlink_to("nothing")
+        to(built, tmp_path / folder).fails(f"{tmp_path / place}: expected a folder, found a link to nothing", "--to")
+    assert [path.name for path in (tmp_path / "index").iterdir()] == ["simple"]
+
+
+@needs_root
+def test_a_mount_point_that_is_full_or_read_only(built: Sample, tmp_path: Path) -> None:
+    """What is listed is there each time, and more room is all it needs."""
+    for size in (40, 100, 200):
+        with mounted(tmp_path / str(size), "-t", "tmpfs", "-o", f"size={size}k", "tmpfs") as folder:
+            to(built, folder).fails(f"{folder}/", "no space left on the disk", "are free there: free some and run")
+            consistent(folder)
+            assert not list(folder.rglob(f"*{publish.DRAFT}"))
+            subprocess.run(["mount", "-o", "remount,size=2m", str(folder)], check=True)
+            to(built, folder).succeeds()
+            assert consistent(folder) == {*PRODUCTS, overlay_wheel_in(built.out)}
+            subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+            to(built, folder / "new").fails(f"{folder}: expected a folder that can be written", "--to")
 
 
 def test_usage(built: Sample, tmp_path: Path) -> None:
@@ -298,8 +393,12 @@ def test_a_kill_at_any_moment_leaves_an_index(built: Sample, tmp_path: Path, mon
     assert seen == {1, 2, 3, 4}
     assert snapshot(tmp_path / "index") == snapshot(tmp_path / "after")
     shutil.rmtree(tmp_path / "index")
-    assert killed_at(5, newer, tmp_path / "index")
-    (left,) = (tmp_path / "index").glob(f".*{publish.DRAFT}")
+    drafts = (
+        [*(tmp_path / "index").glob(f".*{publish.DRAFT}")]
+        for at in range(1, 9)
+        if killed_at(at, newer, tmp_path / "index")
+    )
+    (left,) = next(filter(None, drafts))
     left.rename(left.with_name(f".of-another-release.whl{publish.DRAFT}"))
     publish.to_folder(newer, tmp_path / "index")
     assert snapshot(tmp_path / "index") == snapshot(tmp_path / "after"), "the draft of the killed run is gone"
@@ -320,6 +419,35 @@ def test_two_at_once_lose_nothing(built: Sample, tmp_path: Path) -> None:
     second.communicate(timeout=60)
     assert second.returncode == 0
     assert consistent(folder) == set(PRODUCTS[:2])
+
+
+def test_on_a_file_system_without_locks_the_cache_has_one(
+    built: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "index"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(built.cache))
+    with cache.locked("publish", folder):
+        second = built.start("publish", "--from", built.folder / "dist-1.0", "--to", folder)
+        assert second.stderr is not None
+        assert "waiting" in second.stderr.readline()
+    second.communicate(timeout=60)
+    assert second.returncode == 0
+
+    def flock(_: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(publish, "fcntl", types.SimpleNamespace(flock=flock, LOCK_EX=0, LOCK_NB=0))
+    assert "let no other machine publish there" in to(built, folder).succeeds().stderr
+
+
+def test_a_wheel_that_changes_while_it_is_read(built: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.copytree(built.folder / "dist-1.0", tmp_path / "dist")
+    found = publish.wheels(lock.read(built.lock), tmp_path / "dist")
+    (tmp_path / "dist" / FIRST).write_bytes(b"another")
+    with pytest.raises(OverlayError, match="it changed while it was read, run this again"):
+        publish.to_folder(found, tmp_path / "index")
+    assert snapshot(tmp_path / "index") == {}
 
 
 @pytest.fixture(scope="module")
@@ -462,8 +590,110 @@ def test_a_server_that_cannot_be_asked(built: Sample, address: str) -> None:
     done.fails("redential", "TWINE_USERNAME")
 
 
+HTML = {"Content-Type": "text/html; charset=utf-8"}
+PAGE: Answer = (200, HTML, b"<html><body></body></html>")
+
+
+def debugged(done: Done, *said: str) -> None:
+    """It failed with --debug, and said so in its last line; the password stands nowhere."""
+    assert done.code == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("overlay: ")
+    assert all(part in last for part in said), last
+    assert "fault of" not in last
+    assert servers.PASSWORD not in done.stdout + done.stderr
+
+
+def asking(sample: Sample, answer: Callable[[str, str], Answer], *said: str) -> list[tuple[str, str, str, bool]]:
+    """Publishes to a server that answers so, which is to fail; gives what the server was asked."""
+    with servers.scripted(answer) as (address, asked):
+        debugged(upload(sample, Index(address, ""), sample.out, servers.PASSWORD, "--debug"), *said)
+    return asked
+
+
+NO_INDEX: dict[str, tuple[Callable[[str], Answer], str]] = {
+    "a page to log in": (
+        lambda path: PAGE if path == "/login" else (302, {"Location": "/login"}, b""),
+        "/simple/demo/: expected the page of that project, found http://127.0.0.1",
+    ),
+    "json": (lambda _: (200, {"Content-Type": "application/json"}, b"{}"), "200 OK (application/json)"),
+    "a file for a project": (
+        lambda path: PAGE if path == "/simple/" else (200, {"Content-Type": "text/plain"}, b""),
+        "/simple/demo/: expected the page of that project",
+    ),
+    "an address that is none": (lambda _: (302, {"Location": "http://[x/"}, b""), "check the network and the address"),
+    "a link that is none": (lambda _: (200, HTML, b"<a href='http://[x/'>x</a>"), "/simple/demo/: expected links to"),
+    "a refusal": (lambda path: PAGE if path == "/simple/" else (403, HTML, b"\x1b[2J"), "403 Forbidden (\\x1b[2J)"),
+}
+
+
+@pytest.mark.parametrize("what", NO_INDEX)
+def test_nothing_is_uploaded_to_what_shows_no_index(built: Sample, what: str) -> None:
+    """What it has cannot be seen, so another file could be exchanged."""
+    answer, said = NO_INDEX[what]
+    asked = asking(built, lambda _, path: answer(path), said)
+    assert {method for method, *_ in asked} == {"GET"}
+
+
+@pytest.mark.parametrize("code", [302, 401, 403, 500])
+def test_a_server_that_takes_nothing(built: Sample, code: int) -> None:
+    refusal = (code, {**HTML, "Location": "http://localhost:1/"}, b"<p>No</p>")
+    asked = asking(built, lambda method, _: PAGE if method == "GET" else refusal, "redirect" if code == 302 else "(No)")
+    assert {host for _, _, host, _ in asked} == {"127.0.0.1"}
+
+
+def test_what_is_uploaded_is_looked_for(built: Sample) -> None:
+    """A proxy that says yes to everything takes nothing."""
+    with servers.scripted(lambda *_: PAGE) as (address, _):
+        done = upload(built, Index(address, ""), built.folder / "dist-1.0").succeeds()
+    assert f"{address}simple/ does not list {FIRST} so far" in done.stderr
+
+
+def test_credentials_go_to_no_other_host(built: Sample) -> None:
+    """A page without hashes may link anywhere."""
+
+    def answer(_: str, path: str) -> Answer:
+        if path.endswith("/demo/"):
+            return 200, HTML, f'<a href="//localhost:{port}/files/{FIRST}">x</a>'.encode()
+        return (200, {}, b"another") if path.startswith("/files/") else PAGE
+
+    with servers.scripted(answer) as (address, asked):
+        port = address.rpartition(":")[2].strip("/")
+        upload(built, Index(address, ""), built.out).fails(f"expected {FIRST}", digest(b"another"))
+    assert [(host, known) for _, _, host, known in asked] == [("127.0.0.1", True)] * 2 + [("localhost", False)]
+
+
+def test_a_silent_server_is_not_waited_for(built: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlay.deliver.upload.TIMEOUT", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        place = Index(f"http://127.0.0.1:{silent.getsockname()[1]}/", "")
+        upload(built, place, built.out).fails("timed out", "check the network and the address")
+
+
+NO_ADDRESS = "expected an address that begins with http:// or https:// and names a host, found another with"
+TOLD = "expected an address without a password, found one with"
+ADDRESSES = {
+    f"http://me:{servers.PASSWORD}@x/": TOLD,
+    f"http://me:{servers.PASSWORD}@[::1/": TOLD,
+    "http://[::1/": NO_ADDRESS,
+    "http://x:port/": NO_ADDRESS,
+    f"me:{servers.PASSWORD}@x/": NO_ADDRESS,
+}
+
+
+@pytest.mark.parametrize("option", ["--repository-url", "--index-url"])
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_addresses(built: Sample, address: str, option: str) -> None:
+    first = ["--repository-url", "http://127.0.0.1:9/"] if option == "--index-url" else []
+    done = built.overlay("publish", "--from", built.out, *first, option, address, "--debug")
+    debugged(done, f"{ADDRESSES[address]} {option}")
+
+
 def test_the_public_index_is_refused_before_it_is_asked(built: Sample) -> None:
     from twine import utils
 
-    for known in (utils.DEFAULT_REPOSITORY, utils.TEST_REPOSITORY):
+    dotted = utils.DEFAULT_REPOSITORY.replace(".org/", ".org./")
+    for known in (utils.DEFAULT_REPOSITORY, utils.TEST_REPOSITORY, dotted):
         upload(built, Index(known, ""), built.out).fails("takes no version with a local label (PEP 440)")

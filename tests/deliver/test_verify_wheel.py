@@ -157,6 +157,10 @@ def test_a_wheel_of_everything_else(built: Sample, tmp_path: Path) -> None:
         ({"x-1.dist-info/METADATA": b"Name: x\nVersion: 1\n\n"}, "demo, plain, modeling-overlay, found one of x"),
         ({"x-1.dist-info/METADATA": b"Name: demo\nVersion: one\n\n"}, "expected a version (PEP 440) in METADATA"),
         (
+            {"x-1.dist-info/METADATA": b"Name: demo\nVersion: 1.0+overlay." + b"1" * 5000 + b"\n\n"},
+            "expected a version (PEP 440) in METADATA",
+        ),
+        (
             {"x-1.dist-info/METADATA": b"Name: demo\nVersion: 1.0\n\n"},
             "expected a version such as 1.0+overlay.1, found 1.0, upstream's own version: only wheels that",
         ),
@@ -243,3 +247,11 @@ def test_nothing_is_written(built: Sample) -> None:
     before = make.snapshot(built.root), make.snapshot(built.out)
     built.overlay("verify-wheel", built.out / overlay_wheel_in(built.out)).succeeds()
     assert (make.snapshot(built.root), make.snapshot(built.out)) == before
+
+
+def test_a_name_that_turns_the_line_around_is_escaped(built: Sample, tmp_path: Path) -> None:
+    wheel = built.out / make.PRODUCTS[0]
+    hidden = {**members_of(wheel), "demo/\u202eyp.x": b"1"}
+    done = verified(built, zipped(hidden.items()), tmp_path)
+    assert "\u202e" not in done.stdout + done.stderr
+    assert r"demo/\u202eyp.x" in done.stdout + done.stderr
