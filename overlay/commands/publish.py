@@ -5,14 +5,19 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from overlay.commands.arguments import Verbs, checkout, relative, root
+from overlay.commands.arguments import Verbs, checkout, relative, root, verb
 from overlay.progress import say
 
 
 def add(verbs: Verbs) -> None:
     """Adds the verb."""
-    parser = verbs.add_parser(
-        "publish", parents=[checkout()], help="add what apply built to an index: a folder to serve, or a server"
+    parser = verb(
+        verbs,
+        "publish",
+        "add what apply built to an index: a folder to serve, or a server",
+        checkout(),
+        more="Nothing that was published before is changed or removed.",
+        page="docs/publishing.md",
     )
     parser.add_argument(
         "--from", dest="source", type=Path, metavar="DIR", help="what apply wrote (default: dist in the checkout)"
