@@ -52,6 +52,43 @@ def test_wrong_usage(sample: Sample, arguments: list[str]) -> None:
     assert not sample.out.exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["apply", "--from-tree", "x"],
+        ["publish"],
+        ["publish", "x"],
+        ["publish", "--to", "x", "--index-url", "x"],
+        ["verify-wheel"],
+        ["verify-wheel", "x", "y"],
+        ["explain"],
+        ["explain", "x", "--diff", "--json"],
+        ["doctor", "x"],
+        ["check", "x"],
+        ["edit"],
+        ["refresh", "x"],
+        ["add-release"],
+        ["add-release", "demo==1.0", "--use", "x"],
+        ["retire", "x"],
+        ["pr", "demo"],
+        ["drift", "--all", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_of_each_command_shows_its_own(arguments: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "overlay", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert done.stderr.startswith(f"usage: overlay {arguments[0]} ")
+    assert done.stderr.splitlines()[-1].startswith(f"overlay {arguments[0]}: error: ")
+
+
 def test_help_and_version(sample: Sample) -> None:
     def said(*arguments: str) -> str:
         command = [sys.executable, "-P", "-m", "overlay", *arguments]

@@ -25,7 +25,7 @@ def add(verbs: Verbs) -> None:
         "update",
         "write blob ids, revisions and hashes of built wheels",
         checkout(),
-        more="After a patch was changed by hand; `overlay refresh` does it by itself.",
+        more="For a patch that was changed by hand; `overlay refresh` does it by itself.",
         page="docs/keeping.md",
     )
     update.add_argument("releases", nargs="*", metavar="NAME==VERSION", help="pinned releases (default: all)")

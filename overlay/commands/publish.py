@@ -42,7 +42,8 @@ def run(options: argparse.Namespace) -> None:
     wheels = publish.wheels(lock, options.source or relative(top / "dist"))
     if options.to:
         place, added = str(options.to), publish.to_folder(wheels, options.to)
-        address = f"{options.to.resolve().as_uri()}/simple/"
+        folder = options.to.resolve().as_uri()
+        address = f"{folder}/simple/"
     else:
         options.extra = "publish"
         upload = import_module("overlay.deliver.upload")
@@ -53,6 +54,6 @@ def run(options: argparse.Namespace) -> None:
     if not added:
         say(f"{place} has all of them already, the same files: nothing to publish")
     if options.to:
-        say("to install, with the address at which a server has that folder in the place of file:")
+        say(f"to install, with the address of a server that has that folder in the place of {folder}:")
     for command in wheels.commands(address):
         sys.stdout.write(f"{command}\n")
