@@ -121,6 +121,7 @@ def test_the_help_of_a_command_says_what_it_does_and_where_more_is(
     listed = " ".join(said(*verb[:-1], "--help").split())
     whole = said(*verb, "--help")
     assert max(map(len, whole.splitlines())) <= 80
+    assert "%%" not in whole
     text = " ".join(whole.partition("\n\n")[2].partition("\n\n")[0].split())
     summary, _, more = text.partition(". ")
     assert f" {verb[-1]} {summary[0].lower()}{summary[1:]} " in listed

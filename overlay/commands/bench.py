@@ -24,7 +24,7 @@ def add(verbs: Verbs) -> None:
         checkout(),
         more="A model without checkpointing and with each kind of it, on the stock, the patched and "
         "the latest build of transformers, in turn. Exits 1 where the patched build is not as teams accept it: memory "
-        "down by at least 30 %%, at most 40 %% slower, parity within 1e-4, whole blocks. `overlay bench compare A.json "
+        "down by at least 30 %, at most 40 % slower, parity within 1e-4, whole blocks. `overlay bench compare A.json "
         "B.json` compares two cards, and exits 1 where something got worse.",
         page="docs/bench.md",
     )

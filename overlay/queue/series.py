@@ -221,10 +221,10 @@ def read_patch(file: Path) -> Patch:
 def _check_trailers(file: Path, trailers: Mapping[str, str]) -> None:
     missing = [f"{name}:" for name in TRAILERS if name not in trailers]
     if missing:
-        several = len(missing) > 1
+        noun, them = ("trailer", "it") if len(missing) == 1 else ("trailers", "them")
         raise OverlayError(
-            f"{file}: expected the trailer{'s' if several else ''} {', '.join(missing)} at the end of the message, found "
-            f"{', '.join(trailers) or 'no trailer'}: add {'them' if several else 'it'}"
+            f"{file}: expected the {noun} {', '.join(missing)} at the end of the message, found "
+            f"{', '.join(trailers) or 'no trailer'}: add {them}"
         )
     for name, form in TRAILERS.items():
         if form.fullmatch(trailers[name]) is None:
