@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
     except OSError as error:
         return _failed(options, _system(error), 1)
     except ModuleNotFoundError as error:
-        return _failed(options, _missing(error, options.extra) if options.extra else _fault(error), 1)
+        return _failed(options, _missing(error, options) if options.extra else _fault(error), 1)
     except MemoryError:
         return _failed(options, "expected enough memory, found none left: free some and run this again", 1)
     except RecursionError:
@@ -67,11 +67,13 @@ def _failed(options: argparse.Namespace, message: str, code: int) -> int:
     return code
 
 
-def _missing(error: ModuleNotFoundError, extra: str) -> str:
-    also = ", or run scripts/apply.sh" if extra == "queue" else ""
+def _missing(error: ModuleNotFoundError, options: argparse.Namespace) -> str:
+    """Editable, for a copy would stay behind the checkout, and its `.pth` file would lay the overlay over whatever
+    that environment trains with."""
+    also = ", or run scripts/apply.sh" if options.parser.prog.endswith(" apply") else ""
     return (
-        f"expected the library {error.name}, found none: this command needs the extra `{extra}`: in a checkout "
-        f"of modeling-overlay, pip install '.[{extra}]'{also}"
+        f"expected the library {error.name}, found none: this command needs the extra `{options.extra}`: in a checkout "
+        f"of modeling-overlay and an environment of its own, pip install --editable '.[{options.extra}]'{also}"
     )
 
 

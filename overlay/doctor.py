@@ -120,7 +120,7 @@ def _verdict(found: Sequence[PackageStatus]) -> str:
     if all(one.state == "not installed" for one in covered):
         return (
             f"Neither {' nor '.join(manifest.PROJECTS)} is installed for this Python: if you train with another, run "
-            "overlay doctor with that one"
+            "that one: PYTHON -m overlay doctor"
         )
     if any(one.state in ("unknown", "partly patched") for one in covered):
         return "No fault is known to be live; not all of the content is known"

@@ -198,7 +198,7 @@ def _in_folder(folder: Path) -> tuple[str, list[Release]] | None:
 def _of_file(path: Path) -> bytes:
     """The SBOM that a file is, or that a wheel has."""
     if not zipfile.is_zipfile(path):
-        if path.stat().st_size > _LARGEST:
+        if path.suffix != ".json" or path.stat().st_size > _LARGEST:  # CycloneDX knows its own by that suffix
             raise OverlayError(f"{path}: expected a wheel or an SBOM, found neither: name another file")
         return path.read_bytes()
     try:
@@ -243,7 +243,8 @@ def _named(name: str, version: str | None) -> tuple[str, list[Release]]:
     wheels = _wheels(name, version)
     if len(wheels) > 1:
         listed = ", ".join(file.name for file in wheels)
-        raise OverlayError(f"expected one wheel of {wanted}, found {listed} in dist: name one of them")
+        stock = "" if found is None else f" ({name} {found} is installed, without an SBOM of this project)"
+        raise OverlayError(f"expected one wheel of {wanted}, found {listed} in dist{stock}: name one of them")
     if wheels:
         return str(wheels[0]), parse(_of_file(wheels[0]), str(wheels[0]))
     over = _in_overlay(name, version)

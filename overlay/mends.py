@@ -77,7 +77,7 @@ def _inactive(home: Path, at_start: bool) -> tuple[str, str]:
         return f"not active: Python reads no .pth files in {home}, which is no site-packages folder", CALL
     wheel = _wheel(home)
     if wheel is not None and _can_install():
-        return "not active: this is a checkout, and it is not installed", pip(wheel)
+        return "not active: this is a checkout, and its wheel is not installed", pip(wheel)
     return f"not active: it is not installed in site-packages, but used from {home}", CALL
 
 

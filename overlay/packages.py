@@ -4,6 +4,7 @@ Nothing is imported for it: what is imported already counts as it was loaded, th
 Standard library only.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -321,6 +322,10 @@ class _Judged:
             notes.append(f"{text}; this copy is not one that pip may exchange: put that release's files in its place")
             return None
         notes.append(f"{text}; the command replaces what is installed")
+        covered = any(versions.key(release.version) == self.version for release in self.releases)
+        if not covered and re.fullmatch(r"[0-9.]+", self.package.version or ""):  # an index has no other kinds
+            this = f"{self.package.name}=={self.package.version}"
+            notes.append(f"to cover this one, if a series fits it: overlay add-release {this}, in a checkout")
         then = self.here.mend
         if then is None or then == mends.RESTART:
             return command

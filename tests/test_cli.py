@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import overlay
+from overlay import commands
 from tests.deliver.conftest import sample, template
 from tests.sample import PROJECT, Sample
 from tests.variants import ROOT
@@ -51,6 +52,43 @@ def test_wrong_usage(sample: Sample, arguments: list[str]) -> None:
     assert not sample.out.exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["apply", "--from-tree", "x"],
+        ["publish"],
+        ["publish", "x"],
+        ["publish", "--to", "x", "--index-url", "x"],
+        ["verify-wheel"],
+        ["verify-wheel", "x", "y"],
+        ["explain"],
+        ["explain", "x", "--diff", "--json"],
+        ["doctor", "x"],
+        ["check", "x"],
+        ["edit"],
+        ["refresh", "x"],
+        ["add-release"],
+        ["add-release", "demo==1.0", "--use", "x"],
+        ["retire", "x"],
+        ["pr", "demo"],
+        ["drift", "--all", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_of_each_command_shows_its_own(arguments: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "overlay", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert done.stderr.startswith(f"usage: overlay {arguments[0]} ")
+    assert done.stderr.splitlines()[-1].startswith(f"overlay {arguments[0]}: error: ")
+
+
 def test_help_and_version(sample: Sample) -> None:
     def said(*arguments: str) -> str:
         command = [sys.executable, "-P", "-m", "overlay", *arguments]
@@ -63,13 +101,43 @@ def test_help_and_version(sample: Sample) -> None:
     assert "--from-git" in said("apply", "--help")
 
 
+VERBS = [
+    *([name.replace("_", "-")] for name in commands.VERBS if name != "lock"),
+    *(["lock", name] for name in ("check", "update", "complete")),
+]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_the_help_of_a_command_says_what_it_does_and_where_more_is(
+    verb: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            commands.parser().parse_args(arguments)
+        assert stopped.value.code == 0
+        return capsys.readouterr().out
+
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = " ".join(said(*verb[:-1], "--help").split())
+    whole = said(*verb, "--help")
+    assert max(map(len, whole.splitlines())) <= 80
+    assert "%%" not in whole
+    text = " ".join(whole.partition("\n\n")[2].partition("\n\n")[0].split())
+    summary, _, more = text.partition(". ")
+    assert f" {verb[-1]} {summary[0].lower()}{summary[1:]} " in listed
+    found = re.search(r'More: (\S+\.md)(?:, "(.+)")?\.$', more)
+    assert found is not None, text
+    page = (ROOT / found[1]).read_text("utf-8")
+    assert found[2] is None or f"\n## {found[2]}\n" in page
+
+
 def test_an_error_is_one_line_and_a_traceback_only_with_debug(sample: Sample) -> None:
     done = sample.apply("demo==9.9")
     assert done.code == 1
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(
-        "overlay: expected one of the pinned releases (demo==1.0, demo==2.0, plain==3.0), found 'demo==9.9': "
+        "overlay: expected one of the pinned releases (demo==1.0, demo==2.0), found 'demo==9.9': name one of "
     )
     done = sample.apply("demo==9.9", "--debug")
     assert done.code == 1
@@ -82,8 +150,9 @@ def test_a_release_for_tests_is_not_delivered(sample: Sample) -> None:
         "demo==1.1 is pinned for the tests alone", "overlay add-release demo==1.1 --use deliver"
     )
     sample.apply("demo==9.9").fails(
-        "expected one of the pinned releases (demo==1.0, demo==2.0, plain==3.0), found 'demo==9.9'"
+        "expected one of the pinned releases (demo==1.0, demo==2.0), found 'demo==9.9'", "overlay add-release"
     )
+    sample.apply("other==9.9").fails("expected one of the pinned releases (demo==1.0, demo==2.0, plain==3.0)")
 
 
 def test_names_are_those_of_the_index(sample: Sample) -> None:
@@ -166,11 +235,12 @@ def test_a_library_that_is_not_installed(
     if library in needs:
         done.fails(
             f"expected the library {library}",
-            "found none: this command needs the extra `queue`: in a checkout of modeling-overlay, "
-            "pip install '.[queue]'",
+            "found none: this command needs the extra `queue`: in a checkout of modeling-overlay and an environment "
+            "of its own, pip install --editable '.[queue]'",
         )
         assert not sample.out.exists()
         assert not sample.patched.exists()
+        assert ("scripts/apply.sh" in done.stderr) == (arguments == ("apply",))
     else:
         assert "expected the library" not in done.stderr
 

@@ -137,7 +137,12 @@ def test_a_release_in_dist(built: Sample, wheel: Path, tmp_path: Path) -> None:
     shutil.copytree(built.out, tmp_path / "dist")
     for target in ("demo==1.0", f"demo=={wheel.name.split('-')[1]}", "plain"):
         assert words(explained(target, at=tmp_path).succeeds().stdout).startswith("read in dist/")
-    explained("demo", at=tmp_path).fails("expected one wheel of demo, found demo-1.0+overlay", "name one of them")
+    explained("demo", at=tmp_path).fails("expected one wheel of demo, found demo-1.0+overlay", "in dist: name one")
+    with zipfile.ZipFile(built.wheel("demo-1.0")) as opened:
+        opened.extractall(tmp_path / "stock")
+    explained("demo", at=tmp_path, path=(tmp_path / "stock",)).fails(
+        "in dist (demo 1.0 is installed, without an SBOM of this project): name one of them"
+    )
     explained("demo==1.0+overlay.99", at=tmp_path).fails("expected demo==1.0+overlay.99 from this project")
 
 
@@ -197,6 +202,8 @@ def test_a_document_that_is_another_or_hostile(site: Path, tmp_path: Path) -> No
     other.write_text(document.read_text("utf-8").replace("Subtract in the core", r"Sub\u001b[2J\u202etract"), "utf-8")
     said = explained(other, at=tmp_path).succeeds().stdout
     assert r"Sub\x1b[2J\u202etract" in said
+    (tmp_path / "README.md").write_text("# A page", "utf-8")
+    explained(tmp_path / "README.md", at=tmp_path).fails("README.md: expected a wheel or an SBOM, found neither")
     (tmp_path / "broken.whl").write_bytes(b"PK\5\6" + bytes(18))
     explained(tmp_path / "broken.whl", at=tmp_path).fails("broken.whl: expected an SBOM")
 

@@ -17,12 +17,9 @@ from dataclasses import asdict
 
 from overlay.checks import check
 from overlay.checks.finding import Finding
-from overlay.terminal import wrapped
+from overlay.terminal import WIDTH, width, wrapped
 
 FORMAT = 1
-
-WIDTH = 100
-"""Characters of a line, at most."""
 
 
 def main(form: str) -> int:
@@ -35,7 +32,7 @@ def main(form: str) -> int:
         The exit code: 1 where there is an error among the findings, which no rule has for an environment yet, else 0.
     """
     findings = check()
-    print(to_json(findings) if form == "json" else to_text(findings))  # noqa: T201
+    print(to_json(findings) if form == "json" else to_text(findings, width()))  # noqa: T201
     return int(any(finding.severity == "error" for finding in findings))
 
 
@@ -44,16 +41,16 @@ def to_json(findings: Sequence[Finding]) -> str:
     return json.dumps({"format": FORMAT, "findings": [asdict(finding) for finding in findings]}, indent=2)
 
 
-def to_text(findings: Sequence[Finding]) -> str:
+def to_text(findings: Sequence[Finding], columns: int = WIDTH) -> str:
     """The findings for a reader, and where more are to be had."""
-    return "\n".join(_lines(findings))
+    return "\n".join(_lines(findings, columns))
 
 
-def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+def _lines(findings: Sequence[Finding], columns: int) -> Iterator[str]:
     for finding in findings:
         yield f"{finding.severity}  {finding.code}  {finding.where}"
         for label, text in (("what", finding.what), ("why", finding.why), ("fix", finding.fix)):
-            yield from wrapped(text, f"  {label:5}", WIDTH)
+            yield from wrapped(text, f"  {label:5}", columns)
         yield ""
     if not findings:
         yield "nothing found in this environment"

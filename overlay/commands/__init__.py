@@ -30,7 +30,12 @@ VERBS = (
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line, with every verb."""
-    whole = argparse.ArgumentParser(prog="overlay", description="Patched wheels of transformers and TransformerEngine.")
+    whole = argparse.ArgumentParser(
+        prog="overlay",
+        description="Patched wheels of transformers and TransformerEngine, which train with the right gradients under "
+        "activation checkpointing.",
+        epilog="What a command takes, and which page has more of it: overlay COMMAND --help.",
+    )
     whole.add_argument("--version", action="version", version=f"modeling-overlay {__version__}")
     verbs = whole.add_subparsers(metavar="COMMAND", required=True)
     for name in VERBS:

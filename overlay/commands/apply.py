@@ -4,13 +4,18 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from overlay.commands.arguments import Verbs, checkout, relative, root
+from overlay.commands.arguments import Verbs, checkout, relative, root, verb
 
 
 def add(verbs: Verbs) -> None:
     """Adds the verb."""
-    parser = verbs.add_parser(
-        "apply", parents=[checkout()], help="patch what is pinned; build wheels, index and constraints"
+    parser = verb(
+        verbs,
+        "apply",
+        "patch what is pinned; build wheels, index and constraints",
+        checkout(),
+        more="What --out held of this project before is replaced.",
+        page="README.md",
     )
     parser.add_argument(
         "releases", nargs="*", metavar="NAME==VERSION", help="pinned releases (default: every one that is delivered)"

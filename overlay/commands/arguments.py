@@ -10,6 +10,26 @@ Verbs = Any
 """What `ArgumentParser.add_subparsers` returns: argparse has no public name for it."""
 
 
+def verb(
+    verbs: Verbs, name: str, summary: str, *parents: argparse.ArgumentParser, page: str, more: str = ""
+) -> argparse.ArgumentParser:
+    """Adds a verb.
+
+    Args:
+        verbs: what it is added to.
+        name: of the verb.
+        summary: a line for the list of verbs, which begins the verb's own help as well.
+        parents: its options that other verbs have, too.
+        page: where more of it is written.
+        more: sentences for the verb's own help.
+    """
+    text = f"{summary[0].upper()}{summary[1:]}. {more} More: {page}."
+    added: argparse.ArgumentParser = verbs.add_parser(
+        name, parents=parents, help=summary, description=" ".join(text.split())
+    )
+    return added
+
+
 def debug() -> argparse.ArgumentParser:
     """For a parser's `parents`: `--debug`. The wheel is enough for a verb that has no other."""
     parent = argparse.ArgumentParser(add_help=False)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from overlay.commands.arguments import Verbs, checkout, root
+from overlay.commands.arguments import Verbs, checkout, root, verb
 from overlay.errors import OverlayError
 from overlay.measure.settings import KINDS, MODES, SEGMENTATION, Settings, name_of
 
@@ -17,14 +17,16 @@ _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 def add(verbs: Verbs) -> None:
     """Adds the verb."""
-    parser = verbs.add_parser(
+    parser = verb(
+        verbs,
         "bench",
-        parents=[checkout()],
-        help="measure what checkpointing saves and costs: memory, time, parity and granularity, as a run card",
-        description="Measures a model without checkpointing and with each kind of it, on the stock, the patched and "
+        "measure what checkpointing saves and costs: memory, time, parity and granularity, as a run card",
+        checkout(),
+        more="A model without checkpointing and with each kind of it, on the stock, the patched and "
         "the latest build of transformers, in turn. Exits 1 where the patched build is not as teams accept it: memory "
-        "down by at least 30 %%, at most 40 %% slower, parity within 1e-4, whole blocks. `overlay bench compare A.json "
+        "down by at least 30 %, at most 40 % slower, parity within 1e-4, whole blocks. `overlay bench compare A.json "
         "B.json` compares two cards, and exits 1 where something got worse.",
+        page="docs/bench.md",
     )
     parser.set_defaults(extra="bench")
     parser.add_argument(

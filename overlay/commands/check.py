@@ -3,16 +3,19 @@
 import argparse
 from importlib import import_module
 
-from overlay.commands.arguments import Verbs, debug
+from overlay.commands.arguments import Verbs, debug, verb
 
 
 def add(verbs: Verbs) -> None:
     """Adds the verb."""
-    parser = verbs.add_parser(
+    parser = verb(
+        verbs,
         "check",
-        parents=[debug()],
-        help="say what may go wrong with what is installed for this Python (docs/checks.md); exits 0, or 1 where a "
-        "rule has an error, as none has for an environment alone: `overlay doctor` exits 1 where a fault is live",
+        "say what may go wrong with what is installed for this Python",
+        debug(),
+        more="A model is checked in the program that trains it: overlay.check(model). Exits 0, or 1 where a rule has "
+        "an error, as none has for an environment alone: `overlay doctor` exits 1 where a fault is live.",
+        page="docs/checks.md",
     )
     parser.add_argument(
         "--json", dest="form", action="store_const", const="json", default="text", help="the findings, for a program"

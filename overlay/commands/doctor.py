@@ -3,15 +3,19 @@
 import argparse
 from importlib import import_module
 
-from overlay.commands.arguments import Verbs, debug
+from overlay.commands.arguments import Verbs, debug, verb
 
 
 def add(verbs: Verbs) -> None:
     """Adds the verb."""
-    parser = verbs.add_parser(
+    parser = verb(
+        verbs,
         "doctor",
-        parents=[debug()],
-        help="say of the packages of this Python which fault is live, and what mends it; exits 1 where one is",
+        "say which fault is live in the packages of this Python, and what mends it",
+        debug(),
+        more="Exits 1 where one is. For another Python: PYTHON -m overlay doctor, in a checkout or where the overlay "
+        "wheel is installed.",
+        page='README.md, "Am I affected?"',
     )
     parser.add_argument(
         "--json", dest="form", action="store_const", const="json", default="text", help="everything, for a program"

@@ -4,19 +4,21 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from overlay.commands.arguments import Verbs, checkout, root
+from overlay.commands.arguments import Verbs, checkout, root, verb
 
 
 def add(verbs: Verbs) -> None:
     """Adds the verb."""
-    parser = verbs.add_parser(
+    parser = verb(
+        verbs,
         "drift",
-        parents=[checkout()],
-        help="say of each release on the index whether it has a fault, and which series fits",
-        description="Says of each release on the package index whether it has a fault, and which series fits. Exits 1 "
-        "where a release has a fault that no series mends, or where that cannot be told.",
+        "say of each release on the index whether it has a fault, and which series fits",
+        checkout(),
+        more="Exits 1 where a release has a fault that no series mends, or where that cannot be told. It runs "
+        "upstream's code, in a process apart.",
+        page="docs/drift.md",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a pinned project (default: all)")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="transformers or transformer_engine (default: both)")
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--all", dest="form", action="store_const", const="all", help="a row for each release")
     forms.add_argument("--json", dest="form", action="store_const", const="json", help="everything, for a program")

@@ -4,13 +4,18 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from overlay.commands.arguments import Verbs, checkout, relative, root
+from overlay.commands.arguments import Verbs, checkout, relative, root, verb
 
 
 def add(verbs: Verbs) -> None:
     """Adds the verb."""
-    parser = verbs.add_parser(
-        "edit", parents=[checkout()], help="open a git work tree of a release, with its patches as commits"
+    parser = verb(
+        verbs,
+        "edit",
+        "open a git work tree of a release, with its patches as commits",
+        checkout(),
+        more="`overlay refresh` takes it back.",
+        page="docs/keeping.md",
     )
     parser.add_argument("release", metavar="NAME==VERSION", help="a pinned release with a series")
     parser.add_argument(

@@ -3,15 +3,18 @@
 import argparse
 from importlib import import_module
 
-from overlay.commands.arguments import Verbs, debug
+from overlay.commands.arguments import Verbs, debug, verb
 
 
 def add(verbs: Verbs) -> None:
     """Adds the verb."""
-    parser = verbs.add_parser(
+    parser = verb(
+        verbs,
         "explain",
-        parents=[debug()],
-        help="say what is changed in a wheel or an installed release, and why, by its SBOM (docs/provenance.md)",
+        "say what is changed in a wheel or an installed release, and why",
+        debug(),
+        more="What it says is read in the SBOM of the wheel: `overlay verify-wheel` says whether that is true.",
+        page="docs/provenance.md",
     )
     parser.add_argument(
         "target",

@@ -4,7 +4,7 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from overlay.commands.arguments import Verbs, checkout, root
+from overlay.commands.arguments import Verbs, checkout, root, verb
 
 
 def add(verbs: Verbs) -> None:
@@ -12,14 +12,27 @@ def add(verbs: Verbs) -> None:
     lock = verbs.add_parser("lock", help="check, update and complete upstream.lock").add_subparsers(
         metavar="COMMAND", required=True
     )
-    check = lock.add_parser("check", parents=[checkout()], help="say whether the lock is sound; needs no network")
+    check = verb(
+        lock,
+        "check",
+        "say whether the lock is sound; needs no network",
+        checkout(),
+        page='docs/keeping.md, "Before a commit"',
+    )
     check.set_defaults(command=_lock_check, parser=check)
-    update = lock.add_parser(
-        "update", parents=[checkout()], help="write blob ids, revisions and hashes of built wheels"
+    update = verb(
+        lock,
+        "update",
+        "write blob ids, revisions and hashes of built wheels",
+        checkout(),
+        more="For a patch that was changed by hand; `overlay refresh` does it by itself.",
+        page="docs/keeping.md",
     )
     update.add_argument("releases", nargs="*", metavar="NAME==VERSION", help="pinned releases (default: all)")
     update.set_defaults(command=_lock_update, parser=update)
-    complete = lock.add_parser("complete", parents=[checkout()], help="complete a commit pin from a checkout")
+    complete = verb(
+        lock, "complete", "complete a commit pin from a checkout", checkout(), page='README.md, "Keeping the queue"'
+    )
     complete.add_argument(
         "--checkout", type=Path, required=True, metavar="PATH", help="a git checkout that has the commit"
     )

@@ -5,13 +5,17 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from overlay.commands.arguments import Verbs, checkout, root
+from overlay.commands.arguments import Verbs, checkout, root, verb
 
 
 def add(verbs: Verbs) -> None:
     """Adds the verb."""
-    parser = verbs.add_parser(
-        "pr", parents=[checkout()], help="make a branch and a text for upstream from the patches; nothing is pushed"
+    parser = verb(
+        verbs,
+        "pr",
+        "make a branch and a text for upstream from the patches; nothing is pushed",
+        checkout(),
+        page="docs/upstreaming.md",
     )
     parser.add_argument("project", metavar="PROJECT", help="transformers or transformer_engine")
     parser.add_argument("--checkout", type=Path, required=True, metavar="PATH", help="a git checkout of that project")

@@ -5,14 +5,19 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from overlay.commands.arguments import Verbs, checkout, relative, root
+from overlay.commands.arguments import Verbs, checkout, relative, root, verb
 from overlay.progress import say
 
 
 def add(verbs: Verbs) -> None:
     """Adds the verb."""
-    parser = verbs.add_parser(
-        "publish", parents=[checkout()], help="add what apply built to an index: a folder to serve, or a server"
+    parser = verb(
+        verbs,
+        "publish",
+        "add what apply built to an index: a folder to serve, or a server",
+        checkout(),
+        more="Nothing that was published before is changed or removed.",
+        page="docs/publishing.md",
     )
     parser.add_argument(
         "--from", dest="source", type=Path, metavar="DIR", help="what apply wrote (default: dist in the checkout)"
@@ -37,7 +42,8 @@ def run(options: argparse.Namespace) -> None:
     wheels = publish.wheels(lock, options.source or relative(top / "dist"))
     if options.to:
         place, added = str(options.to), publish.to_folder(wheels, options.to)
-        address = f"{options.to.resolve().as_uri()}/simple/"
+        folder = options.to.resolve().as_uri()
+        address = f"{folder}/simple/"
     else:
         options.extra = "publish"
         upload = import_module("overlay.deliver.upload")
@@ -48,6 +54,6 @@ def run(options: argparse.Namespace) -> None:
     if not added:
         say(f"{place} has all of them already, the same files: nothing to publish")
     if options.to:
-        say("to install, with the address at which a server has that folder in the place of file:")
+        say(f"to install, with the address of a server that has that folder in the place of {folder}:")
     for command in wheels.commands(address):
         sys.stdout.write(f"{command}\n")

@@ -4,13 +4,17 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from overlay.commands.arguments import Verbs, checkout, relative, root
+from overlay.commands.arguments import Verbs, checkout, relative, root, verb
 
 
 def add(verbs: Verbs) -> None:
     """Adds the verb."""
-    parser = verbs.add_parser(
-        "refresh", parents=[checkout()], help="export a tree of `edit` back to patches, and update the lock"
+    parser = verb(
+        verbs,
+        "refresh",
+        "export a tree of `edit` back to patches, and update the lock",
+        checkout(),
+        page="docs/keeping.md",
     )
     parser.add_argument(
         "--tree",

@@ -3,13 +3,18 @@
 import argparse
 from importlib import import_module
 
-from overlay.commands.arguments import Verbs, checkout, root
+from overlay.commands.arguments import Verbs, checkout, root, verb
 
 
 def add(verbs: Verbs) -> None:
     """Adds the verb."""
-    parser = verbs.add_parser(
-        "retire", parents=[checkout()], help="say which series, pins and patches nothing needs any more"
+    parser = verb(
+        verbs,
+        "retire",
+        "say which series, pins and patches nothing needs any more",
+        checkout(),
+        more="It changes nothing.",
+        page="docs/keeping.md",
     )
     parser.set_defaults(command=run, parser=parser)
 

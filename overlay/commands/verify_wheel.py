@@ -4,16 +4,18 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from overlay.commands.arguments import Verbs, checkout, root
+from overlay.commands.arguments import Verbs, checkout, root, verb
 
 
 def add(verbs: Verbs) -> None:
     """Adds the verb."""
-    parser = verbs.add_parser(
+    parser = verb(
+        verbs,
         "verify-wheel",
-        parents=[checkout()],
-        help="make a wheel again from the lock and upstream's artefact; exits 0 where it is the same, or 1 and says "
-        "what differs (docs/provenance.md)",
+        "say whether a wheel is what the lock gives, byte for byte, by making it again",
+        checkout(),
+        more="Exits 0 where it is the same, or 1 and says what differs. Nothing of the file is run.",
+        page="docs/provenance.md",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a patched wheel or the overlay wheel, by any name")
     parser.set_defaults(command=run, parser=parser)

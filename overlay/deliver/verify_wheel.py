@@ -46,6 +46,9 @@ def main(lock: Lock, root: Path, file: Path) -> int:
     Raises:
         OverlayError: it is none of this project's, or no sound archive, or it cannot be made again here.
     """
+    if not file.is_file():
+        seen = "a folder" if file.is_dir() else "no such file"
+        raise OverlayError(f"{file}: expected a wheel, found {seen}: name one that is there")
     content = file.read_bytes()
     members = archive.read(content, file.name)
     project, version = _named(members, file.name)

@@ -138,7 +138,7 @@ def look(pins: Lock, root: Path, name: str | None) -> list[Survey]:
     projects = list(pins.packages) if name is None else [known for known in [pins.spelled(name)] if known is not None]
     if not projects:
         raise OverlayError(
-            f"expected one of {', '.join(pins.packages)}, found {name!r}: name one of these, or pin it in upstream.lock"
+            f"expected one of {', '.join(pins.packages)}, found {name!r}: name one of these, without a version"
         )
     queues = {project: series.of(root / "patches", project) for project in projects}
     settings = PipSettings.read()

@@ -330,10 +330,11 @@ class Lock(_Table):
                 f"{requirement} is pinned for the tests alone: to deliver it, run overlay add-release {requirement} "
                 "--use deliver"
             )
-        listed = ", ".join(f"{known}=={release.version}" for known, _, release in pins)
+        same = [pin for pin in pins if canonicalize_name(pin[0]) == wanted]
+        listed = ", ".join(f"{known}=={release.version}" for known, _, release in same or pins)
         raise OverlayError(
-            f"expected one of the pinned releases ({listed}), found {requirement!r}: name one of these, or pin it "
-            "in upstream.lock"
+            f"expected one of the pinned releases ({listed}), found {requirement!r}: name one of these; another one "
+            "is pinned by overlay add-release"
         )
 
 

@@ -221,12 +221,14 @@ def read_patch(file: Path) -> Patch:
 
 
 def _check_trailers(file: Path, trailers: Mapping[str, str]) -> None:
+    missing = [f"{name}:" for name in TRAILERS if name not in trailers]
+    if missing:
+        noun, them = ("trailer", "it") if len(missing) == 1 else ("trailers", "them")
+        raise OverlayError(
+            f"{file}: expected the {noun} {', '.join(missing)} at the end of the message, found "
+            f"{', '.join(trailers) or 'no trailer'}: add {them}"
+        )
     for name, form in TRAILERS.items():
-        if name not in trailers:
-            raise OverlayError(
-                f"{file}: expected the trailer {name}: at the end of the message, found "
-                f"{', '.join(trailers) or 'no trailer'}: add it"
-            )
         if form.fullmatch(trailers[name]) is None:
             expected = "a day such as 2026-11-29" if name == "Last-Update" else "a release such as 2.16.0, or no"
             raise OverlayError(f"{file}: {name}: expected {expected}, found {trailers[name]!r}: correct the trailer")

@@ -66,6 +66,9 @@ def found(folder: Path) -> list[tuple[str, str, str]]:
 def test_transformers_with_hooks_inside_of_the_checkpoint(tmp_path: Path, version: str) -> None:
     transformers(tmp_path, version)
     assert found(tmp_path) == [("info", "fsdp2-reentrant", f"transformers {version}")]
+    said = check(tmp_path).stdout
+    assert "fsdp2-reentrant" in said
+    assert max(map(len, said.splitlines())) <= 80
 
 
 def test_transformers_with_upstreams_own_fix(tmp_path: Path) -> None:

@@ -345,7 +345,7 @@ def test_a_folder_needs_no_twine(built: Sample, tmp_path: Path) -> None:
     where = ["publish", "--from", str(built.out)]
     without.overlay(*where, "--to", tmp_path / "index", own=True).succeeds()
     without.overlay(*where, "--repository-url", "http://127.0.0.1:1/", own=True).fails(
-        "expected the library", "this command needs the extra `publish`", "pip install '.[publish]'"
+        "expected the library", "this command needs the extra `publish`", "pip install --editable '.[publish]'"
     )
 
 

@@ -179,7 +179,10 @@ def test_what_cannot_be_made_again(built: Sample, tmp_path: Path, files: Members
 
 def test_no_archive(built: Sample, tmp_path: Path) -> None:
     verified(built, b"nothing", tmp_path).fails("handed.whl: expected a wheel, found no zip file")
-    built.overlay("verify-wheel", tmp_path / "nowhere.whl").fails(f"{tmp_path}/nowhere.whl: No such file")
+    built.overlay("verify-wheel", tmp_path / "nowhere.whl").fails(
+        f"{tmp_path}/nowhere.whl: expected a wheel, found no such file: name one"
+    )
+    built.overlay("verify-wheel", tmp_path).fails(f"{tmp_path}: expected a wheel, found a folder")
 
 
 def test_another_revision(sample: Sample, tmp_path: Path) -> None:

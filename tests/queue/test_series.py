@@ -145,6 +145,12 @@ CHANGE = "\ndiff --git a/{0} b/{0}\nindex 573ad40..573ad41 100644\n--- a/{0}\n++
         pytest.param(
             "Last-Update: 2026-11-28\n", "Last-Update:\n", "expected the trailer Last-Update:", id="empty trailer"
         ),
+        pytest.param(
+            "Bug: https://bugs.example/1\nOrigin: this project\n",
+            "",
+            "expected the trailers Bug:, Origin: at the end of the message",
+            id="no Bug and no Origin",
+        ),
         pytest.param("Applied-Upstream: no\n", "", "expected the trailer Applied-Upstream:", id="no Applied-Upstream"),
         pytest.param(
             "Last-Update: 2026-11-28\n", "Last-Update: yesterday\n", "Last-Update: expected a day", id="no day"

@@ -191,7 +191,7 @@ def test_nothing_is_installed(venv: Site) -> None:
     ]
     done = venv.command("-m", "overlay", "doctor")
     assert done.code == 0
-    assert "if you train with another, run overlay doctor with that one" in " ".join(done.out.split())
+    assert "if you train with another, run that one: PYTHON -m overlay doctor" in " ".join(done.out.split())
 
 
 def test_overlaid(venv: Site) -> None:
@@ -306,6 +306,8 @@ def test_releases_that_are_not_covered(venv: Site, project: str, version: str, n
     package = one(report(venv), project)
     assert package["state"] == "unknown"
     assert package["mend"].endswith(f" install {project}=={nearest}")
+    hint = f"to cover this one, if a series fits it: overlay add-release {project}=={version}, in a checkout"
+    assert (hint in package["notes"]) == version.replace(".", "").isdigit()
     assert [fault["text"].startswith("likely, by its version") for fault in package["faults"]] == [True]
 
 
