@@ -26,7 +26,8 @@ from overlay.errors import OverlayError, plain
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and exits."""
     gc.disable()  # a run is short; looking for cycles while libraries are imported takes a tenth of it
-    options, unknown = commands.parser().parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options, unknown = commands.parser(next(iter(words), None)).parse_known_args(words)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":

@@ -28,8 +28,13 @@ VERBS = (
 """The modules of this folder, in the order of the help."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of the command line, with every verb."""
+def parser(asked: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the command line.
+
+    Args:
+        asked: the first word of the command line. Where it is a verb, the parser has no other: to make them all takes a
+            tenth of a short run.
+    """
     whole = argparse.ArgumentParser(
         prog="overlay",
         description="Patched wheels of transformers and TransformerEngine, which train with the right gradients under "
@@ -38,6 +43,6 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action="version", version=f"modeling-overlay {__version__}")
     verbs = whole.add_subparsers(metavar="COMMAND", required=True)
-    for name in VERBS:
+    for name in [verb for verb in VERBS if verb.replace("_", "-") == asked] or VERBS:
         import_module(f"overlay.commands.{name}").add(verbs)
     return whole

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from packaging.utils import canonicalize_name
 
-from overlay.deliver import archive, output, overlay_wheel, post_images
+from overlay.deliver import archive, output, overlay_wheel, post_images, sbom
 from overlay.deliver.wheel import (
     Wheel,
     audit,
@@ -30,7 +30,7 @@ from overlay.queue import history, images, series, source
 from overlay.queue.lock import Lock, Package, Release
 
 if TYPE_CHECKING:
-    from overlay.deliver import index, sbom
+    from overlay.deliver import index
 
 OVERLAY = "modeling-overlay"
 """This project's own name, which the overlay wheel has on an index."""
@@ -68,8 +68,6 @@ def derive(patches: Path, project: str, package: Package, release: Release) -> P
     exchanged = images.make(queue, package.prefix, lambda path: upstream.member(path).content())
     overlaid = post_images.overlaid(project, package, release, queue, upstream, exchanged)
     labelled = None if package.version_file is None else _labelled(exchanged, upstream, package.version_file, release)
-    from overlay.deliver import sbom  # as late as can be: `run` imports its libraries while artefacts are hashed
-
     document = sbom.of_wheel(
         sbom.Upstream.pinned(project, package, release),
         release.local_version,
@@ -84,7 +82,7 @@ def derive(patches: Path, project: str, package: Package, release: Release) -> P
 
 def changes(
     exchanged: Sequence[images.Image], labelled: images.Image | None, upstream: Wheel, version: str, local_version: str
-) -> "list[sbom.Changed]":
+) -> list[sbom.Changed]:
     """What is not as in upstream's wheel, for the SBOM.
 
     Args:
@@ -93,8 +91,6 @@ def changes(
         upstream: the wheel before.
         version, local_version: the versions before and after.
     """
-    from overlay.deliver import sbom
-
     folder = patched_dist_info(upstream, version, local_version)
     metadata = upstream.member(f"{upstream.dist_info}/METADATA").content()
     label = [labelled] if labelled else []
@@ -159,11 +155,7 @@ def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[
         source.ensure(project, release.wheel)  # not in a thread, which an interrupt would have to wait for
     with ThreadPoolExecutor(2) as workers:
         # The libraries take as long to import as an artefact takes to hash, and hashing leaves the interpreter free.
-        libraries = [
-            "overlay.deliver.sbom",
-            "overlay.deliver.index",
-            *([] if requirements else [overlay_wheel.LIBRARY]),
-        ]
+        libraries = ["overlay.deliver.index", *([] if requirements else [overlay_wheel.LIBRARY])]
         importing = [workers.submit(importlib.import_module, library) for library in libraries]
         deriving = workers.map(lambda pin: derive(patches, *pin), chosen)
         made = workers.map(lambda pin: post_images.make(patches, *pin), tested)
@@ -193,8 +185,6 @@ def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[
 def write_patched(overlaid: Sequence[post_images.Overlaid], lock: Lock, folder: Path) -> None:
     """Fills `folder` with what the overlay wheel has of the pinned releases: the post-images, the manifest over them,
     and the SBOM."""
-    from overlay.deliver import sbom
-
     post_images.write(overlaid, lock, folder)
     (folder / sbom.FILE).write_bytes(sbom.of_overlay([(lock.packages[one.project], one) for one in overlaid]))
 
