@@ -68,7 +68,7 @@ def run(
     made = plan.make(root / "patches", name, package, start)
     _say(f"{name} {made.version or ''} at {start.commit[:12]}: series {made.series.name}".replace("  ", " "))
     for held in made.held:
-        _say(f"upstream has  {held}")
+        _say(f"upstream has: {held}")
     if not made.patches:
         _nothing_left(made, name, package, folder)
         return
@@ -85,7 +85,7 @@ def run(
             tests = any(path.startswith("tests/") for patch in made.patches for path in patch.paths)
             text.save(text.write(form, made, start, measured, outcomes, tests), place.text)
     for later in made.later:
-        _say(f"later, upstream has  {later}")
+        _say(f"later, upstream has: {later}")
     if made.later:
         _say("This is for a branch of an older release. For upstream's main branch, name that with --base.")
     subjects = own.out("log", "--format=%h %s", f"{start.commit}..{place.branch}", folder=folder).splitlines()

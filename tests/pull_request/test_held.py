@@ -36,7 +36,7 @@ def test_since_when_and_where_it_is_lacking(sample: Sample, checkout: Path) -> N
     brought = git("log", "-1", "--format=%h", "HEAD^", folder=checkout)
     done = asked(sample, checkout).succeeds()
     assert (
-        "upstream has  Subtract in the core (since 3.1, commit "
+        "upstream has: Subtract in the core (since 3.1, commit "
         f"{brought} of 2026-11-01, 'Subtract (#7)', first in v3.1)\n"
     ) in done.stdout
     assert "Nothing is left for a pull request here, and nothing was made." in done.stdout
@@ -44,7 +44,7 @@ def test_since_when_and_where_it_is_lacking(sample: Sample, checkout: Path) -> N
     assert commands == [["overlay", "pr", "plain", "--checkout", str(checkout), "--base", "release_v3.0"]]
     assert left(sample) == ["release_v2.9", "release_v3.0"]
     done = sample.overlay(*commands[0][1:], "--python", "false").succeeds()
-    assert "later, upstream has  Subtract in the core (since 3.1)" in done.stdout
+    assert "later, upstream has: Subtract in the core (since 3.1)" in done.stdout
     assert b"value - 30\n" in (sample.checkouts / "plain-3.0-pull-request-release-v3.0" / CORE).read_bytes()
 
 
@@ -53,7 +53,7 @@ def test_a_shallow_clone_says_what_the_patch_knows(sample: Sample, checkout: Pat
     git("clone", "--quiet", "--depth=1", "--no-tags", checkout.as_uri(), str(clone), folder=sample.folder)
     git("tag", "v3.2", folder=clone)
     done = asked(sample, clone).succeeds()
-    assert "upstream has  Subtract in the core (since 3.1)\n" in done.stdout
+    assert "upstream has: Subtract in the core (since 3.1)\n" in done.stdout
     assert "fetch one for a backport of it" in done.stdout
 
 
@@ -66,7 +66,7 @@ def test_by_the_content_that_the_lock_names(sample: Sample, checkout: Path) -> N
     git("init", "--quiet", "--template=", folder=fresh)
     commit(fresh, "A release", {f"plain/{name}": b"" for name in ("__init__.py", "x.py")} | {CORE: MENDED})
     done = asked(sample, fresh).succeeds()
-    assert "upstream has  Subtract in the core (since 3.1)\n" in done.stdout
+    assert "upstream has: Subtract in the core (since 3.1)\n" in done.stdout
 
 
 def test_one_of_several_that_is_applied_already(sample: Sample) -> None:
@@ -76,7 +76,7 @@ def test_one_of_several_that_is_applied_already(sample: Sample) -> None:
     core = upstream("demo", "1.0")["demo/core.py"].replace(b"def core_31(value):", b"def core_31(value, more=0):")
     commit(checkout, "Upstream's own test", files | {"src/demo/core.py": core})
     done = sample.overlay("pr", "demo", "--checkout", checkout, "--python", "false").succeeds()
-    assert "upstream has  Test it (since a release that is not known)\n" in done.stdout
+    assert "upstream has: Test it (since a release that is not known)\n" in done.stdout
     (subject,) = git("log", "--format=%s", "main..Subtract-in-the-core", folder=checkout).splitlines()
     assert subject == "Subtract in the core"
 
@@ -86,8 +86,8 @@ def test_faults_that_later_series_do_not_have(sample: Sample) -> None:
     sample.rewrite(1, "Delivery: wheel, overlay, pull-request", fault)
     known(sample)
     done = sample.overlay("pr", "demo", "--checkout", sample.checkouts / "demo-1.0", "--python", "false").succeeds()
-    assert "later, upstream has  a fix of minus, it adds (since 2.0)\n" in done.stdout
+    assert "later, upstream has: a fix of minus, it adds (since 2.0)\n" in done.stdout
     done = sample.overlay("pr", "demo", "--checkout", sample.checkouts / "demo-2.0", "--python", "false").succeeds()
-    assert "upstream has  a fix of minus, it adds (since 2.0)\n" in done.stdout
+    assert "upstream has: a fix of minus, it adds (since 2.0)\n" in done.stdout
     text = (sample.checkouts / "demo-2.0-pull-request.md").read_text("utf-8")
     assert "Not in here, because it is there already:\n\n- a fix of this: it adds (since 2.0)\n" in text

@@ -104,11 +104,11 @@ def test_the_pull_request(requirement: str, name: str, table: str, tmp_path: Pat
     assert f"- [{'x' if brings_tests else ' '}] Did you write any new tests?" in text
     assert brings_tests == (requirement == "transformers==5.24.0")
     if brings_tests:
-        assert "upstream has  a fix of fsdp2-gradients, gradients are dropped without an error" in said
+        assert "upstream has: a fix of fsdp2-gradients, gradients are dropped without an error" in said
         assert "(since 5.23)" in said
         assert "| `SomeDecoderLayer.forward = f` | not checkpointed, silently | checkpointed |" in text
     else:
-        assert "later, upstream has  " in said
+        assert "later, upstream has: " in said
 
 
 def test_transformer_engine_that_has_it(tmp_path: Path) -> None:
