@@ -3,11 +3,12 @@
     "$(python3 -m overlay.environments docs)" -m sphinx --fail-on-warning --nitpicky -c docs . site
 
 Sphinx and not mkdocs-material: that one is in maintenance mode, its makers have gone over to zensical, and mkdocs, on
-which it stands, has had its last release (1.6.1) in 2024. Sphinx has been kept since 2008, and takes the
-repository itself as its source, so that README.md is the first page as it stands, and a link from a page out of docs/
-works on the site as it does where the repository is read. Nothing is fetched when a page is read.
+which it stands, had its last release (1.6.1) in 2024. Sphinx has been kept since 2008, and takes the repository itself
+as its source: README.md is the first page as it stands, and a link from a page out of docs/ works on the site as it
+does where the repository is read. Nothing is fetched when a page is read.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from docutils import nodes
@@ -35,22 +36,23 @@ html_show_sourcelink = False
 smartquotes = False  # in front of a command they would be part of it
 
 
-PAGES = (
-    "start",
-    "affected",
-    "how-it-works",
-    "compatibility",
-    "checks",
-    "bench",
-    "scaling",
-    "publishing",
-    "provenance",
-    "security",
-    "keeping",
-    "drift",
-    "upstreaming",
-    "design",
-)
+PAGES = {
+    "start": "Start",
+    "affected": "Am I affected?",
+    "how-it-works": "How the fix works",
+    "compatibility": "Compatibility",
+    "checks": "Checks",
+    "bench": "Bench",
+    "scaling": "Scaling",
+    "publishing": "Publishing",
+    "provenance": "Provenance",
+    "security": "Security",
+    "keeping": "Keeping the queue",
+    "drift": "Drift",
+    "upstreaming": "Upstreaming",
+    "design": "Design",
+}
+"""The order of the pages, and what the navigation calls them."""
 
 
 def folders(app: Sphinx, document: nodes.document) -> None:
@@ -62,17 +64,25 @@ def folders(app: Sphinx, document: nodes.document) -> None:
 
 
 def navigation(app: Sphinx, name: str, source: list[str]) -> None:
-    """The order of the pages, which README.md has no place for: forges would show a toctree as it is written."""
+    """Adds the order of the pages, which has no place in README.md: forges would show a toctree as it is written."""
     if name == root_doc:
-        source[0] += _toctree("docs/", PAGES)
+        source[0] += _toctree(f"{title} <docs/{page}>" for page, title in PAGES.items())
     if name == "docs/bench":
-        source[0] += _toctree("cards/", sorted(path.stem for path in (_ROOT / "docs" / "cards").glob("*.md")))
+        source[0] += _toctree(f"{path.stem} <cards/{path.stem}>" for path in sorted((_ROOT / "docs" / "cards").glob("*.md")))
 
 
-def _toctree(folder: str, names: tuple[str, ...] | list[str]) -> str:
-    return "\n".join(["", "", "```{toctree}", ":hidden:", "", *(f"{folder}{name}" for name in names), "```", ""])
+def _toctree(entries: Iterable[str]) -> str:
+    return "\n".join(["", "", "```{toctree}", ":hidden:", "", *entries, "```", ""])
+
+
+def index(app: Sphinx, error: Exception | None) -> None:
+    """A web server shows `index.html` for a folder."""
+    if error is None and app.builder.name == "html":
+        first = Path(app.outdir) / f"{root_doc}.html"
+        first.with_name("index.html").write_bytes(first.read_bytes())
 
 
 def setup(app: Sphinx) -> None:
     app.connect("doctree-read", folders)
     app.connect("source-read", navigation)
+    app.connect("build-finished", index)
