@@ -68,7 +68,9 @@ def navigation(app: Sphinx, name: str, source: list[str]) -> None:
     if name == root_doc:
         source[0] += _toctree(f"{title} <docs/{page}>" for page, title in PAGES.items())
     if name == "docs/bench":
-        source[0] += _toctree(f"{path.stem} <cards/{path.stem}>" for path in sorted((_ROOT / "docs" / "cards").glob("*.md")))
+        source[0] += _toctree(
+            f"{path.stem} <cards/{path.stem}>" for path in sorted((_ROOT / "docs" / "cards").glob("*.md"))
+        )
 
 
 def _toctree(entries: Iterable[str]) -> str:
