@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from textwrap import indent
 
 import pytest
 
-from overlay import environments
+from overlay import commands, environments
 from overlay.queue import lock, source
 from tests.variants import PATCHED, ROOT, installed, run_worker
 
@@ -65,6 +66,38 @@ def test_no_code_block_is_left_out() -> None:
     for name, page in PAGES.items():
         blocks = set(re.findall(r"^```(\S+)$", page, re.MULTILINE))
         assert blocks <= {"sh", "python", "text", *READ_BY_TESTS.get(name, ())}, f"{name}: {blocks}"
+
+
+SHOWN = [
+    (name, line.partition("  #")[0].strip())
+    for name, page in PAGES.items()
+    for block in re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    for line in block.splitlines()
+    if re.match(r"(\.venv/bin/)?(overlay|git|aws|pip|python) ", line)
+]
+"""What is not run as it stands: it takes minutes, or needs another machine, or an editor."""
+
+
+@pytest.mark.parametrize(("name", "command"), SHOWN, ids=[f"{name}-{number}" for number, (name, _) in enumerate(SHOWN)])
+def test_shown_commands_are_well_formed(name: str, command: str) -> None:
+    checked = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    for part in command.split(" && "):
+        program, *arguments = shlex.split(part)
+        if Path(program).name == "overlay":
+            _, unknown = commands.parser().parse_known_args(arguments)
+            assert not unknown
+
+
+def test_what_needs_a_gpu_or_another_machine_is_marked() -> None:
+    for page in (README, *PAGES.values()):
+        for fence in re.finditer(r"^```(\S+)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+            language, block = fence.groups()
+            before = "".join(page[: fence.start()].strip().split("\n\n")[-3:])
+            if re.search(r"(^|[ -])gpu\b", block, re.MULTILINE):
+                assert "GPU" in before, block
+            if language == "sh":
+                assert not re.search(r"\w+://(?!127\.0\.0\.1)", block), block
 
 
 def test_continuous_integration_runs_the_tests_as_the_readme_gives_them() -> None:
