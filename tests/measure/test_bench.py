@@ -220,7 +220,7 @@ def test_here(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "expected the library matplotlib" in done.stderr
-    assert "pip install '.[bench]'" in done.stderr
+    assert "pip install --editable '.[bench]'" in done.stderr
     command.append("--no-picture")
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
