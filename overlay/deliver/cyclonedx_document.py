@@ -41,15 +41,7 @@ def of_wheel(
     changed: Sequence[Changed],
     notes: str | None = None,
 ) -> bytes:
-    """The document of a patched wheel.
-
-    Args:
-        upstream: what it was made of.
-        version: with the local version label.
-        queue: the series, of which it has the patches for wheels.
-        changed: every file of it that differs.
-        notes: what else is to be known of how it was made.
-    """
+    """As `sbom.of_wheel`."""
     purl = PackageURL("pypi", None, canonicalize_name(upstream.project), version)
     described = "Upstream's, with these patches; files that are not listed are as upstream has them"
     patches = queue.for_delivery("wheel")
@@ -58,10 +50,7 @@ def of_wheel(
 
 
 def of_overlay(listed: Iterable[tuple[Package, Overlaid]]) -> bytes:
-    """The document of the overlay wheel: a component for each release, with the files that are laid over it.
-
-    The wheel's own version has a digest of its content, which this is part of: `hatch_build.py` puts it in.
-    """
+    """As `sbom.of_overlay`."""
     releases, order = [], {}
     for package, one in listed:
         if not one.images:

@@ -684,6 +684,7 @@ def test_an_update_completes_a_killed_run_too(sample: Sample) -> None:
         "transformers==5.0.0",
         "transformers==5.23.0",
         "transformers==5.24.0",
+        "transformer_engine==2.10.0",
         "transformer_engine==2.15.0",
     ],
 )
