@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,12 +19,12 @@ def say(text: str) -> None:
 class Progress:
     """Progress of one step over `total` units (bytes by default).
 
-    On a terminal it is a bar of tqdm's (imported only there); elsewhere one line when it starts.
+    On a terminal it is a bar of tqdm's (imported only there); elsewhere, and without tqdm, one line when it starts.
     """
 
     def __init__(self, what: str, total: int, unit: str = "B") -> None:
         self._bar: Any = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and find_spec("tqdm") is not None:
             from tqdm import tqdm
 
             self._bar = tqdm(total=total, desc=plain(what), unit=unit, unit_scale=True, leave=False)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from overlay import environments
-from overlay.measure import builds
+from overlay.measure import builds, rows
+from overlay.measure.experiments.experiment import Experiment, Row
 from overlay.queue import lock, source
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -146,6 +147,36 @@ def run(
     return run_worker(
         script, *arguments, on=str(variant), interpreter=interpreter, laid_over=laid_over, timeout=timeout
     )
+
+
+def experiment(
+    which: Experiment,
+    variant: Variant,
+    *,
+    ranks: Sequence[int] = (),
+    torch: str = "2.13",
+    beside: Sequence[str] = (),
+    timeout: float = 300,
+    **told: Any,
+) -> tuple[Row, list[Row]]:
+    """What an experiment finds with a variant: the versions that it had, and its rows.
+
+    Args:
+        ranks: the numbers of ranks of its groups.
+        beside: as `run` has it.
+        timeout: seconds that a row may take.
+        told: what its worker is asked in the place of what `overlay verify` asks.
+
+    Raises:
+        WorkerError: it failed, or took too long.
+    """
+    laid_over = [installed(variant), *([environments.variant(*beside)] if beside else [])]
+    interpreter = str(environments.python(f"{which.environment}-{torch}"))
+    build = builds.Build(variant.kind, variant.release, interpreter, laid_over)
+    variables = {**build.variables(0), "MODELING_OVERLAY": "strict"}  # without the overlay wheel it says nothing
+    asked = {"ranks": ranks, "backend": "gloo", "name": "", **which.told, **told}
+    about, *found = rows.read([interpreter, "-P", str(which.worker)], variables, asked, timeout)
+    return about, found
 
 
 def run_worker(

@@ -16,6 +16,7 @@ VERBS = (
     "explain",
     "doctor",
     "check",
+    "verify",
     "bench",
     "edit",
     "refresh",

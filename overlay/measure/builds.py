@@ -1,4 +1,4 @@
-"""The builds of transformers that are measured, and what starts their workers.
+"""The builds that are measured, and what starts their workers.
 
 By default these are made from the pins, in environments that are cached (overlay/environments): stock, patched, and the
 latest release that is pinned. With `--here` it is what this interpreter has.
@@ -75,13 +75,20 @@ def here() -> list[Build]:
     return [Build("here", "", sys.executable, ())]
 
 
-def releases(lock: "Lock") -> list[str]:
-    """The releases of transformers that are delivered, in the order of the lock; the last one is the latest."""
-    return [release.version for project, _, release in lock.deliveries() if project == PROJECT]
+def releases(lock: "Lock", project: str = PROJECT) -> list[str]:
+    """The releases of a project that are delivered, in the order of the lock."""
+    return [release.version for name, _, release in lock.deliveries() if name == project]
+
+
+def latest(lock: "Lock", project: str = PROJECT) -> str:
+    """The newest release that is pinned, which has a fix of upstream's own."""
+    from packaging.version import Version
+
+    return max((release.version for release in lock.packages[project].releases), key=Version)
 
 
 def made(lock: "Lock", root: Path, release: str | None, kinds: Sequence[str], torch: str) -> list[Build]:
-    """The builds of a release and of the latest one, made where the cache does not have them.
+    """The builds of a release of transformers and of the latest one, made where the cache does not have them.
 
     Args:
         lock: the pins.
@@ -97,30 +104,46 @@ def made(lock: "Lock", root: Path, release: str | None, kinds: Sequence[str], to
     chosen = release or (pinned[-2] if len(pinned) > 1 else pinned[-1])
     if chosen not in pinned:
         raise OverlayError(f"expected one of the releases {', '.join(pinned)}, found {chosen}: name one of these")
-    interpreter = str(environments.python(f"train-{torch}"))
-    found = []
-    for kind in kinds:
-        version = pinned[-1] if kind == "latest" else chosen
-        _, _, pin = lock.find(f"{PROJECT}=={version}")
-        folder = _patched(lock, root, pin) if kind == "patched" else _stock(pin)
-        found.append(Build(kind, version, interpreter, (folder,)))
-    return found
+    return [made_one(lock, root, PROJECT, chosen, kind, f"train-{torch}") for kind in kinds]
 
 
-def _stock(pin: "Release") -> Path:
+def made_one(
+    lock: "Lock", root: Path, project: str, release: str, kind: str, environment: str, extra: Sequence[str] = ()
+) -> Build:
+    """One build, made where the cache does not have it.
+
+    Args:
+        release: which is `stock` and `patched`; `latest` is the newest that is pinned.
+        environment: of `overlay.environments`.
+        extra: exact pins to lay over it, without what they require.
+
+    Raises:
+        OverlayError: something cannot be fetched or made.
+    """
+    version = latest(lock, project) if kind == "latest" else release
+    _, _, pin = lock.find(f"{project}=={version}")
+    interpreter = str(environments.python(environment))
+    beside_it = beside(version) if project == PROJECT else []
+    folders = [_patched(lock, root, project, pin, beside_it) if kind == "patched" else _stock(project, pin, beside_it)]
+    if extra:
+        folders.append(environments.variant(*extra))
+    return Build(kind, version, interpreter, folders)
+
+
+def _stock(project: str, pin: "Release", beside_it: Sequence[str]) -> Path:
     from overlay.queue import source
 
-    return environments.variant(source.fetch(PROJECT, pin.wheel), *beside(pin.version))
+    return environments.variant(source.fetch(project, pin.wheel), *beside_it)
 
 
-def _patched(lock: "Lock", root: Path, pin: "Release") -> Path:
+def _patched(lock: "Lock", root: Path, project: str, pin: "Release", beside_it: Sequence[str]) -> Path:
     from overlay.deliver import apply, wheel
 
-    derived = apply.derive(root / "patches", *lock.find(f"{PROJECT}=={pin.version}"))
+    derived = apply.derive(root / "patches", *lock.find(f"{project}=={pin.version}"))
     with tempfile.TemporaryDirectory(prefix="overlay-bench-") as folder:
         file = Path(folder, pin.built_file)
         sha256 = wheel.save(derived.members, file)
         if pin.built is None or sha256 != pin.built.sha256:
             expected = "one in the lock" if pin.built is None else pin.built.sha256
             raise OverlayError(f"{pin.built_file}: expected sha256 {expected}, found {sha256}: run overlay lock update")
-        return environments.variant(file, *beside(pin.version))
+        return environments.variant(file, *beside_it)

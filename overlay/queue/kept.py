@@ -42,6 +42,11 @@ def keep(kind: str, key: str, value: Any) -> None:
     cache.write(_place(kind, key), json.dumps({"sha256": _digest(value), "value": value}))
 
 
+def forget(kind: str, key: str) -> None:
+    """Removes what was kept, if anything was."""
+    _place(kind, key).unlink(missing_ok=True)
+
+
 def _place(kind: str, key: str) -> Path:
     return cache.folder() / kind / f"{key}.json"
 

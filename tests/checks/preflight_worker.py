@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import transformers
 from accelerate.state import AcceleratorState
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -23,10 +24,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, Trainer, TrainingArguments
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # where the overlay wheel is not installed
-sys.path.append(str(Path(__file__).resolve().parents[1] / "distributed"))
-from parallel import ranks
-
 import overlay
+from overlay.measure import group
 
 SIZES = {
     "vocab_size": 97,
@@ -227,7 +226,8 @@ def on_ranks(rank: int, world: int, put: Callable[[Any], None]) -> None:
 
 
 def main() -> None:
-    sharded, distributed = ranks.train([1, 2], on_ranks)  # before anything here starts a thread
+    transformers.logging.set_verbosity_error()
+    sharded, distributed = group.train([1, 2], on_ranks)  # before anything here starts a thread
     torch.set_num_threads(1)
     observed: Observed = {"sharded": sharded, "distributed": distributed}
     observed |= {name: scenario() for name, scenario in SCENARIOS.items()}

@@ -20,11 +20,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 sys.path.append(str(Path(__file__).parent))
 os.environ.update(DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
 import deepspeed
-from parallel import ranks
 from parallel.set_ups import RELEASE, SetUp, measure
+
+from overlay.measure import group
 
 STEPS = ("1 forward", "1 forward, next step", "2 forwards")
 """DeepSpeed notes in the first step in which order the parameters are needed, and fetches them ahead in the next."""
@@ -114,7 +116,8 @@ def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
 
 
 def main(result: Path) -> None:
-    rows = ranks.train(list(SET_UPS), work)
+    transformers.logging.set_verbosity_error()
+    rows = group.train(list(SET_UPS), work)
     result.write_text(json.dumps({"transformers": transformers.__version__, "torch": torch.__version__, "rows": rows}))
 
 

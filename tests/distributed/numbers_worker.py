@@ -22,9 +22,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 sys.path.append(str(Path(__file__).parent))
-from parallel import ranks
 from parallel.set_ups import RELEASE, SHORT, SetUp, measure
+
+from overlay.measure import group
 
 
 def shard(model: PreTrainedModel, layers: dict[str, Any] | None = None, **root: Any) -> nn.Module:
@@ -104,7 +106,8 @@ def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
 
 
 def main(result: Path) -> None:
-    rows = ranks.train(list(SET_UPS), work)
+    transformers.logging.set_verbosity_error()
+    rows = group.train(list(SET_UPS), work)
     result.write_text(json.dumps({"transformers": transformers.__version__, "torch": torch.__version__, "rows": rows}))
 
 

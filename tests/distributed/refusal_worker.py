@@ -23,10 +23,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 sys.path.append(str(Path(__file__).parent))
-from parallel import ranks
 from parallel.counted import COMPUTED, counted
 from parallel.schedules import Gradients, relative_error, undivided
+
+from overlay.measure import group
 
 RANKS = 2
 SIZE = 8
@@ -363,7 +365,8 @@ def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
 
 
 def main(result: Path) -> None:
-    rows = ranks.train((RANKS,), work)
+    transformers.logging.set_verbosity_error()
+    rows = group.train((RANKS,), work)
     result.write_text(json.dumps({"transformers": transformers.__version__, "torch": torch.__version__, "rows": rows}))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -26,8 +27,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-sys.path.append(str(Path(__file__).parent))
-from parallel import ranks
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from overlay.measure import group
 
 SIZES = {
     "hidden_size": 12,
@@ -308,5 +309,6 @@ def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
 
 if __name__ == "__main__":
     PROGRAM, _ = re.findall(r"^```py\n(.*?)^```", Path(sys.argv[2]).read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    found = ranks.train([int(world) for world in sys.argv[3:]], work)
+    transformers.logging.set_verbosity_error()
+    found = group.train([int(world) for world in sys.argv[3:]], work)
     Path(sys.argv[1]).write_text(json.dumps(found), "utf-8")

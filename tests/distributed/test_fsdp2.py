@@ -3,15 +3,14 @@
 `scripts/test.sh fsdp2 --torch 2.11` runs it on another torch; `--markdown` prints the table for README.md.
 """
 
-from pathlib import Path
+from typing import cast
 
 import pytest
 
+from overlay.measure.experiments import fsdp2
 from tests.distributed.table import END, MEASURED, START, Measured, Row, Table
-from tests.variants import LATEST, PATCHED, PATCHED_LATEST, ROOT, STOCK, VARIANTS, Variant, run
+from tests.variants import LATEST, PATCHED, PATCHED_LATEST, ROOT, STOCK, VARIANTS, Variant, experiment
 
-WORKER = Path(__file__).with_name("fsdp2_worker.py")
-ROUNDING = 1e-6
 LOSS = 0.03
 
 LOST_ON_STOCK = {
@@ -46,7 +45,8 @@ ON_PATCHED = [*PATCHED, PATCHED_LATEST]
 def table(pytestconfig: pytest.Config) -> Table:
     table = pytestconfig.stash[MEASURED]
     for variant in VARIANTS:
-        table.columns[str(variant)] = run(WORKER, variant=variant, torch=pytestconfig.getoption("--torch"))
+        about, rows = experiment(fsdp2.EXPERIMENT, variant, ranks=(1, 2), torch=pytestconfig.getoption("--torch"))
+        table.columns[str(variant)] = cast(Measured, {**about, "rows": rows})
     return table
 
 
@@ -56,7 +56,7 @@ def measured(table: Table, variant: Variant) -> Measured:
 
 def lost(measured: Measured) -> list[Row]:
     """The rows with more than rounding, or with an exception."""
-    return [row for row in measured["rows"] if isinstance(row["error"], str) or not row["error"] <= ROUNDING]
+    return [row for row in measured["rows"] if isinstance(row["error"], str) or not row["error"] <= fsdp2.ROUNDING]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

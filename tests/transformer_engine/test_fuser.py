@@ -3,28 +3,37 @@
 `docs/compatibility.md` has a table of it, and what is measured is printed where that differs.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from overlay.measure.experiments import te
+from overlay.measure.experiments.experiment import Row
+from overlay.measure.experiments.te import changed
 from tests.contracts.columns import published
 from tests.transformer_engine.releases import DELIVERED, MENDED
-from tests.variants import Variant, run
+from tests.variants import Variant, experiment
 
-WORKER = Path(__file__).with_name("fuser_worker.py")
 PASSED_THROUGH = ("Identity", "MakeExtraOutput")
 """The operations whose output is their input: a pipeline that begins with one hands the caller's tensor on."""
 
 LEAVES = {"leaf", "parameter", "detached leaf"}
 NON_LEAVES = {"non-leaf", "view of a leaf"}
 
-Results = list[dict[str, Any]]
+Results = list[Row]
 
 
 def results(kind: Any, release: str) -> Results:
-    found: Results = run(WORKER, variant=Variant(kind, release, "transformer_engine"))
+    _, found = experiment(te.EXPERIMENT, Variant(kind, release, "transformer_engine"))
     return found
+
+
+def calls(results: Results) -> Results:
+    return [result for result in results if "recompute" not in result]
+
+
+def recomputes(results: Results) -> Results:
+    return [result for result in results if "recompute" in result]
 
 
 @pytest.fixture(scope="module", params=DELIVERED)
@@ -47,16 +56,16 @@ def mended() -> Results:
     return results("stock", MENDED)
 
 
-def name(result: dict[str, Any]) -> tuple[str, str]:
+def name(result: Row) -> tuple[str, str]:
     return result["pipeline"], result["input"]
 
 
 def without_gradients(results: Results) -> Results:
-    return [result for result in results if not result["gradients"]]
+    return [result for result in calls(results) if not result["gradients"]]
 
 
-def changed(result: dict[str, Any]) -> bool:
-    return bool(result["before"] != result["after"])
+def with_gradients(results: Results) -> Results:
+    return [result for result in calls(results) if result["gradients"]]
 
 
 def test_nothing_raises_under_no_grad(patched: Results) -> None:
@@ -68,8 +77,8 @@ def test_no_tensor_of_the_caller_is_changed_under_no_grad(patched: Results) -> N
 
 
 def test_outputs_under_no_grad_are_those_with_gradients(patched: Results) -> None:
-    with_gradients = {name(result): result["outputs"] for result in patched if result["gradients"]}
-    assert {name(result): result["outputs"] for result in without_gradients(patched)} == with_gradients
+    expected = {name(result): result["outputs"] for result in with_gradients(patched)}
+    assert {name(result): result["outputs"] for result in without_gradients(patched)} == expected
 
 
 def test_under_no_grad_everything_is_as_with_upstreams_own_fix(patched: Results, mended: Results) -> None:
@@ -77,7 +86,24 @@ def test_under_no_grad_everything_is_as_with_upstreams_own_fix(patched: Results,
 
 
 def test_with_gradients_enabled_everything_is_as_on_stock(patched: Results, stock: Results) -> None:
-    assert [result for result in patched if result["gradients"]] == [result for result in stock if result["gradients"]]
+    assert with_gradients(patched) == with_gradients(stock)
+
+
+def test_a_reentrant_checkpoint_has_the_gradients_of_none(patched: Results, mended: Results) -> None:
+    assert {name(result): result["same"] for result in recomputes(patched)} == {
+        (pipeline, given): True for pipeline in {name(result)[0] for result in patched} for given in te.INPUTS
+    }
+    assert recomputes(patched) == recomputes(mended)
+
+
+def test_on_stock_a_reentrant_checkpoint_fails_or_loses_gradients(stock: Results) -> None:
+    wrong = {name(result) for result in recomputes(stock) if "error" in result or not result["same"]}
+    assert {pipeline for pipeline, _ in wrong} == {
+        pipeline for pipeline, _ in map(name, stock) if pipeline.startswith(PASSED_THROUGH)
+    }
+    assert ("MakeExtraOutput, AddExtraInput", "parameter") in {
+        name(result) for result in recomputes(stock) if result.get("same") is False
+    }, "gradients are missing, and nothing says so"
 
 
 def test_stock_raises_for_a_non_leaf_that_is_passed_through(stock: Results) -> None:
@@ -113,11 +139,11 @@ def test_the_page_has_this_table() -> None:
     assert published("requires-grad-table") == expected, f"put between its markers:\n{expected}"
 
 
-def is_trained(result: dict[str, Any]) -> bool:
+def is_trained(result: Row) -> bool:
     return all(requires_grad for requires_grad, *_ in result["before"])
 
 
-def outcome(result: dict[str, Any]) -> str:
+def outcome(result: Row) -> str:
     """What became of the caller's tensor, in words."""
     if "error" in result:
         return "RuntimeError"

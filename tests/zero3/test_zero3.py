@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from overlay import environments
-from tests.variants import LATEST, PATCHED, PATCHED_LATEST, STOCK, Variant, installed, run
+from overlay.measure.experiments import zero3
+from overlay.measure.experiments.zero3 import FAULTY, FIXED
+from tests.variants import LATEST, PATCHED, PATCHED_LATEST, STOCK, Variant, experiment, installed, run
 
 HERE = Path(__file__).parent
+ENGINE = zero3.EXPERIMENT.worker.name
 ENVIRONMENT = "third-party"
 ROUNDING = 1e-6
 """Relative, of losses and gradients in single precision."""
 
-FAULTY, FIXED = "0.19.2", "0.19.3"
 REASON = "DeepSpeed 0.19.2 cannot recompute layers with frozen parameters under ZeRO-3 in non-reentrant checkpointing"
 
 TRAINED = {
@@ -106,36 +108,47 @@ TRAINERS = ("SFTTrainer", "ORPOTrainer", "ORPOTrainer, asked for")
 TRAINED_BY = [(STOCK[0], FAULTY), (STOCK[0], FIXED), (PATCHED[0], FAULTY)]
 
 
-def beside(deepspeed: str) -> list[str]:
-    """What requires transformers, and would bring another; and DeepSpeed, if any, with what it requires."""
-    needed = [f"deepspeed=={deepspeed}", "einops==0.8.2", "hjson==3.1.0", "msgpack==1.2.4", "py-cpuinfo==9.0.0"]
-    return ["peft==0.21.2", "trl==1.16.0", *(needed if deepspeed else [])]
-
-
 @pytest.fixture(scope="module")
 def measured() -> Measured:
     """What each worker observed in each column, two at a time."""
-    jobs: list[tuple[str, Column, Sequence[str]]] = [
-        *(("engine_worker.py", column, names) for column, names in COLUMNS.items()),
+    others: list[tuple[str, Column, Sequence[str]]] = [
         *(("trainers_worker.py", column, TRAINERS) for column in TRAINED_BY),
         *(("function_worker.py", (PATCHED[0], deepspeed), ()) for deepspeed in ("", FAULTY)),
     ]
-    for _, (variant, deepspeed), _ in jobs:  # builds and installs, which must not happen twice at once
-        installed(variant)
-        environments.variant(*beside(deepspeed))
+    for variant, deepspeed in [*COLUMNS, *(column for _, column, _ in others)]:
+        installed(variant)  # builds and installs, which must not happen twice at once
+        environments.variant(*zero3.pins(deepspeed))
     with ThreadPoolExecutor(2) as pool:
+        trained = {
+            (variant, deepspeed): pool.submit(
+                experiment, zero3.EXPERIMENT, variant, ranks=[2], beside=zero3.pins(deepspeed), cases=[*names]
+            )
+            for (variant, deepspeed), names in COLUMNS.items()
+        }
         waiting = [
-            pool.submit(run, HERE / worker, *names, variant=variant, environment=ENVIRONMENT, beside=beside(deepspeed))
-            for worker, (variant, deepspeed), names in jobs
+            pool.submit(
+                run, HERE / worker, *names, variant=variant, environment=ENVIRONMENT, beside=zero3.pins(deepspeed)
+            )
+            for worker, (variant, deepspeed), names in others
         ]
-        results = [job.result() for job in waiting]
-    for (_, (variant, _), names), result in zip(jobs, results, strict=True):
-        assert result["transformers"].startswith(variant.release + variant.label)
-        assert list(result.get("rows", ())) == list(names)
-    return {(worker, column): result for (worker, column, _), result in zip(jobs, results, strict=True)}
+        found: dict[tuple[str, Column], Mapping[str, Any]] = {}
+        for column, result in trained.items():
+            about, rows = result.result()
+            found[ENGINE, column] = {**about, "rows": {row["case"]: without_name(row) for row in rows}}
+        for (worker, column, _), job in zip(others, waiting, strict=True):
+            found[worker, column] = job.result()
+    for (_, (variant, _)), observed in found.items():
+        assert observed["transformers"].startswith(variant.release + variant.label)
+    for column, names in COLUMNS.items():
+        assert list(found[ENGINE, column]["rows"]) == list(names)
+    return found
 
 
-def row(measured: Measured, variant: Variant, deepspeed: str, name: str, worker: str = "engine_worker.py") -> Row:
+def without_name(row: Row) -> Row:
+    return {key: value for key, value in row.items() if key != "case"}
+
+
+def row(measured: Measured, variant: Variant, deepspeed: str, name: str, worker: str = ENGINE) -> Row:
     found: Row = measured[worker, (variant, deepspeed)]["rows"][name]
     return found
 

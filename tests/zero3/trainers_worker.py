@@ -15,20 +15,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "distributed"))
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 sys.path.append(str(Path(__file__).parents[1] / "third_party"))
 os.environ.update(DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
 import deepspeed.ops
 import torch
 import transformers
 from datasets import Dataset, disable_progress_bars
-from parallel import ranks
 from peft import LoraConfig
 from shared_worker import build
 from transformers import Trainer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 from trl_worker import PAIRS, TEXTS, tokenizer
+
+from overlay.measure import group
 
 STEPS = 3
 ZERO3 = {
@@ -134,7 +135,8 @@ def main(result: Path) -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled for a minute or more
     warnings.simplefilter("ignore")
     disable_progress_bars()
-    rows = dict(ranks.train([2], work))
+    transformers.logging.set_verbosity_error()
+    rows = dict(group.train([2], work))
     result.write_text(json.dumps({"transformers": transformers.__version__, "rows": rows}), "utf-8")
 
 

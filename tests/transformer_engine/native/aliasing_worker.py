@@ -1,8 +1,8 @@
 """What becomes of a tensor that a pipeline passes through when its caller does something to what comes out.
 
 `python aliasing_worker.py RESULT.json native` asks the transformer_engine on the path. With `alone` in the place of
-`native` its fuser and its operations are loaded without the native library (fuser_worker.py), so that a release answers
-whose library is not there.
+`native` its fuser and its operations are loaded without the native library (overlay.measure.te_stand_ins), so that a
+release answers whose library is not there.
 """
 
 import importlib
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from tests.transformer_engine import fuser_worker
+from overlay.measure import te_stand_ins
 from tests.transformer_engine.native import devices
 
 OWN, VIEW = "the caller's tensor", "a view of it"
@@ -39,7 +39,7 @@ def load(how: str) -> None:
         importlib.import_module(f"megatron.core.{module}")
     if how == "alone":
         del sys.modules["transformer_engine"]
-        fuser_worker.load_operations()
+        te_stand_ins.load_operations()
     else:
         importlib.import_module("transformer_engine.pytorch")
 

@@ -1,14 +1,11 @@
 """The rows of docs/compatibility.md: what a build does, in a few words.
 
-`python compatibility_worker.py RESULT.json` writes, for each table and each row of it, those words.
+A worker (`overlay.measure.rows`), which finds for each row of each table those words, and which ones are right.
 """
 
 import functools
 import inspect
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,7 +18,12 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from overlay.measure import rows
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {}
+RIGHT: dict[str, str] = {}
+"""What a build has to do in a row, where there is one answer."""
+
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 IDS = torch.arange(32).reshape(2, 16)
 SIZES = {
@@ -34,10 +36,12 @@ SIZES = {
 }
 
 
-def row(table: str, name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
+def row(table: str, name: str, right: str | None = None) -> Callable[[Callable[[], str]], Callable[[], str]]:
     def register(run: Callable[[], str]) -> Callable[[], str]:
         assert name not in TABLES.setdefault(table, {})
         TABLES[table][name] = run
+        if right is not None:
+            RIGHT[name] = right
         return run
 
     return register
@@ -110,7 +114,7 @@ def against(gradients: list[Tensor | None], expected: list[Tensor | None]) -> st
 # ---- on purpose ------------------------------------------------------------------------------------------------------
 
 
-@ON_PURPOSE("a hook on the layer, in the recompute")
+@ON_PURPOSE("a hook on the layer, in the recompute", "does not run")
 def hook_in_recompute() -> str:
     layer = ready(make()())
     runs: list[int] = []
@@ -152,7 +156,7 @@ def in_place_after_backward_hook() -> str:
     return or_error(lambda: "works" if gradient(lambda x: layer(x).add_(1)) is not None else "no gradient")
 
 
-@ON_PURPOSE("a layer in training mode, called with a cache and without gradients")
+@ON_PURPOSE("a layer in training mode, called with a cache and without gradients", "keeps it")
 def cache_without_gradients() -> str:
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -189,12 +193,12 @@ def tokens(name: str, **settings: Any) -> str:
     return "as in eval mode" if generated() == expected else "other tokens, silently"
 
 
-@ON_PURPOSE("`generate` in training mode")
+@ON_PURPOSE("`generate` in training mode", "as in eval mode")
 def generation() -> str:
     return tokens("LlamaForCausalLM", **SIZES, pad_token_id=0)
 
 
-@ON_PURPOSE("`generate` in training mode, MiniMax, which looks at `use_cache` itself")
+@ON_PURPOSE("`generate` in training mode, MiniMax, which looks at `use_cache` itself", "as in eval mode")
 def generation_of_minimax() -> str:
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "block_size": 4}
     kinds = ["linear_attention", "full_attention"]
@@ -248,21 +252,21 @@ def own(self: nn.Module, x: Tensor) -> Tensor:
     return self.linear(x) * 2
 
 
-@UPSTREAM("`SomeDecoderLayer.forward = f`")
+@UPSTREAM("`SomeDecoderLayer.forward = f`", "checkpointed")
 def class_replaced() -> str:
     layer = ready(make()())
     type(layer).forward = own
     return checkpointed(layer)
 
 
-@UPSTREAM("`layer.forward = f`, which does not call the old one")
+@UPSTREAM("`layer.forward = f`, which does not call the old one", "checkpointed")
 def layer_replaced() -> str:
     layer = ready(make()())
     layer.forward = functools.partial(own, layer)
     return checkpointed(layer)
 
 
-@UPSTREAM("`mock.patch.object(layer, 'forward', wraps=layer.forward)`: calls of the mock")
+@UPSTREAM("`mock.patch.object(layer, 'forward', wraps=layer.forward)`: calls of the mock", "forward and recompute")
 def layer_mocked() -> str:
     layer = ready(make()())
     with mock.patch.object(layer, "forward", wraps=layer.forward) as forward:
@@ -270,7 +274,7 @@ def layer_mocked() -> str:
     return {2: "forward and recompute", 1: "forward"}[forward.call_count]
 
 
-@UPSTREAM("a checkpoint function that reads the layer from `func.func.__self__`")
+@UPSTREAM("a checkpoint function that reads the layer from `func.func.__self__`", "checkpointed")
 def self_of_function() -> str:
     layer = ready(make()())
 
@@ -282,13 +286,13 @@ def self_of_function() -> str:
     return or_error(lambda: checkpointed(layer))
 
 
-@UPSTREAM("`layer.forward(...)`, called directly")
+@UPSTREAM("`layer.forward(...)`, called directly", "not checkpointed")
 def direct() -> str:
     layer = ready(make()())
     return {2: "checkpointed", 1: "not checkpointed"}[calls(layer, layer.forward)]
 
 
-@UPSTREAM("a `forward` that calls itself")
+@UPSTREAM("a `forward` that calls itself", "one checkpoint")
 def recursion() -> str:
     class Layer(make()):
         def forward(self, x: Tensor, again: bool = True) -> Tensor:
@@ -378,12 +382,17 @@ def hooks_of_another_call() -> str:
     return {2: "run again", 1: "do not run"}[len(runs)]
 
 
-def main(result: Path) -> None:
+def main() -> None:
+    rows.told()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    observed = {table: {name: run() for name, run in rows.items()} for table, rows in TABLES.items()}
-    result.write_text(json.dumps(observed), "utf-8")
+    total = sum(map(len, TABLES.values()))
+    rows.put({"transformers": transformers.__version__, "torch": torch.__version__, "total": total})
+    for table, cases in TABLES.items():
+        for case, run in cases.items():
+            rows.put({"table": table, "case": case, "found": run(), "right": RIGHT.get(case)})
+    rows.done()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

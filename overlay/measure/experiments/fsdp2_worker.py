@@ -1,18 +1,16 @@
 """Gradients of a fully sharded model (FSDP2) with activation checkpointing, against the same model with neither.
 
-`python fsdp2_worker.py RESULT.json` runs every case in both kinds of checkpointing, on one gloo rank and on two, with
-whatever transformers is on the path, and writes for each the relative error of the gradients, "refused", or the name of
-another error. Each rank has batches of its own. Weights are float64 (RMSNorm computes in float32 all the same), so that
-what is left of an error below 1e-6 is rounding and nothing else.
+A worker (`overlay.measure.rows`), which is told numbers of ranks, a backend and a name for its group. It runs every
+case in both kinds of checkpointing with whatever transformers is on the path, and finds for each the relative error of
+the gradients, "refused", or the name of another error. Each rank has batches of its own. Weights are float64 (RMSNorm
+computes in float32 all the same), so that what is left of an error below 1e-6 is rounding and nothing else.
 """
 
 import functools
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +22,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
-sys.path.append(str(Path(__file__).parent))
-from parallel import ranks
+from overlay.measure import group, rows
 
 VOCABULARY = 97
-RANKS = (1, 2)
 REFUSED = "is sharded by itself (`fully_shard`)"
 """What the error says in which a recompute is refused that would lose gradients."""
 
@@ -149,7 +145,7 @@ CASES = {
 }
 
 
-def build(case: Case) -> PreTrainedModel:
+def build(case: Case, device: torch.device) -> PreTrainedModel:
     torch.manual_seed(0)
     model = case.make(
         hidden_size=64,
@@ -160,9 +156,8 @@ def build(case: Case) -> PreTrainedModel:
         vocab_size=VOCABULARY,
         max_position_embeddings=64,
     )
-    model.double().train()
     case.alter(model)
-    return model
+    return model.to(device, torch.float64).train()
 
 
 def batch(rank: int, i: int) -> Tensor:
@@ -173,7 +168,7 @@ def training_of(model: LlamaForCausalLM, ranks: range, synchronise: Callable[[bo
     """`model` trained on the mean loss over the batches of `ranks`."""
 
     def loss(i: int) -> Tensor:
-        batches = [batch(rank, i) for rank in ranks]
+        batches = [batch(rank, i).to(model.device) for rank in ranks]
         return torch.stack([model(input_ids=ids, labels=ids, use_cache=False).loss for ids in batches]).mean()
 
     def evaluate(i: int) -> None:
@@ -195,8 +190,8 @@ def relative_error(parameters: Sequence[nn.Parameter], reference: nn.Module) -> 
     return math.sqrt(difference / norm)
 
 
-def measure(case: Case, reentrant: bool, rank: int, world: int, mesh: DeviceMesh) -> float:
-    reference, model = build(case), build(case)
+def measure(case: Case, reentrant: bool, rank: int, world: int, mesh: DeviceMesh, device: torch.device) -> float:
+    reference, model = build(case, device), build(case, device)
     case.train(training_of(reference, range(world), lambda on: None))
     case.prepare(model, reentrant, mesh)
     parameters = list(
@@ -206,23 +201,35 @@ def measure(case: Case, reentrant: bool, rank: int, world: int, mesh: DeviceMesh
     return relative_error(parameters, reference)
 
 
-def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
-    mesh = init_device_mesh("cpu", (world,))
+def work(rank: int, world: int, put: Callable[[Any], None], backend: str) -> None:
+    device = group.device(backend)
+    mesh = init_device_mesh(device.type, (world,))
     for reentrant in (True, False):
         for name, case in CASES.items():
             row: dict[str, Any] = {"case": name, "reentrant": reentrant, "ranks": world}
             try:
-                row["error"] = measure(case, reentrant, rank, world, mesh)
+                row["error"] = measure(case, reentrant, rank, world, mesh, device)
             except Exception as error:
                 row |= {"error": "refused" if REFUSED in str(error) else type(error).__name__, "said": str(error)}
                 sys.stderr.write(f"{name}: {error}\n")
             put(row)
 
 
-def main(result: Path) -> None:
-    rows = ranks.train(RANKS, work)
-    result.write_text(json.dumps({"transformers": transformers.__version__, "torch": torch.__version__, "rows": rows}))
+def main() -> None:
+    told = rows.told()
+    transformers.logging.set_verbosity_error()
+    worlds = told["ranks"]
+    rows.put(
+        {
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+            "total": 2 * len(CASES) * len(worlds),
+        }
+    )
+    task = functools.partial(work, backend=told["backend"])
+    group.train(worlds, task, rows.put, told["backend"], told["name"])
+    rows.done()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

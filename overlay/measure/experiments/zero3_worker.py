@@ -1,22 +1,21 @@
-"""PEFT under DeepSpeed's ZeRO-3 with activation checkpointing, on two gloo ranks on the CPU.
+"""PEFT under DeepSpeed's ZeRO-3 with activation checkpointing.
 
-`python engine_worker.py RESULT.json` trains tiny models in each scenario, in one group of processes, and writes what
-rank 0 observed: losses, gradients, warnings, which kind of checkpoint was used, and errors.
+A worker (`overlay.measure.rows`), which is told the ranks, the backend, the name of its group, and cases. It trains
+tiny models in each, in one group of ranks, and finds what rank 0 observed: losses, gradients, warnings, which kind of
+checkpoint was used, and errors.
 """
 
 import contextlib
 import copy
 import functools
 import gc
-import json
 import logging
 import os
 import pickle
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -39,8 +38,7 @@ from transformers import (
     modeling_utils,
 )
 
-sys.path.append(str(Path(__file__).parents[1] / "distributed"))
-from parallel import ranks
+from overlay.measure import group, rows
 
 RELEASE = tuple(map(int, transformers.__version__.partition("+")[0].split(".")))
 STEPS = 2
@@ -292,9 +290,10 @@ def dropout() -> Observed:
     return train(engine(model))
 
 
-def vision(**options: Any) -> Observed:
+def vision(checkpointed: bool = True, **options: Any) -> Observed:
     model = vit()
-    enable(model)
+    if checkpointed:
+        enable(model)
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     targets = [name for name in ("q_proj", "v_proj", "query", "value") if name in names]
     with apart():
@@ -323,17 +322,17 @@ def own_model() -> Observed:
     return train(engine(lora(model)), pixels)
 
 
-def two_forwards(backwards: int) -> Observed:
+def two_forwards(backwards: int, checkpointed: bool = True) -> Observed:
     model = lora(llama())
-    enable(model)
+    if checkpointed:
+        enable(model)
     trained = engine(model)
     enabled = watch(trained)
     losses = [loss_of(trained, text(i)) for i in range(2)]
     for loss in losses if backwards == 2 else [sum(losses)]:
         trained.backward(loss)
-    forward, _, _, recompute = enabled
     values = [loss.item() for loss in losses]
-    return {"kind": kind([forward, recompute]), "losses": values, "gradients": gradients(trained.module)}
+    return {"kind": kind(enabled[::3]), "losses": values, "gradients": gradients(trained.module)}
 
 
 def forwards_between() -> Observed:
@@ -478,15 +477,18 @@ SCENARIOS: dict[str, Callable[[], Observed]] = {
     "ZeRO-2": lambda: control(lora(llama()), stage=2),
     "nothing frozen": lambda: control(llama()),
     "no DeepSpeed": no_deepspeed,
+    "Llama, not checkpointed": lambda: train(engine(lora(llama()))),
+    "ViT, not checkpointed": lambda: vision(checkpointed=False),
+    "two forwards, not checkpointed": lambda: two_forwards(1, checkpointed=False),
 }
 
 
-def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
-    os.environ["LOCAL_RANK"] = str(rank)  # DeepSpeed asks for it
+def work(rank: int, world: int, put: Callable[[Any], None], cases: Sequence[str]) -> None:
+    os.environ.setdefault("LOCAL_RANK", str(rank))  # DeepSpeed asks for it
     logging.getLogger("DeepSpeed").setLevel(logging.CRITICAL)
     transformers.logging.set_verbosity_warning()
     logging.getLogger("transformers").handlers[:] = [Handler()]
-    for name in sys.argv[2:]:
+    for name in cases:
         SAID.clear()
         transformers.utils.logging.warning_once.cache_clear()
         try:
@@ -495,16 +497,20 @@ def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
             sys.stderr.write(f"---- {name}, rank {rank}\n")
             traceback.print_exc()
             observed = {"error": f"{type(error).__name__}: {error}"}
-        put((name, observed | {"said": [text for text in SAID if "DeepSpeed" in text]}))
+        put({"case": name} | observed | {"said": [text for text in SAID if "DeepSpeed" in text]})
 
 
-def main(result: Path) -> None:
+def main() -> None:
+    told = rows.told()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled, which takes a minute
     warnings.simplefilter("ignore")
     gc.freeze()  # DeepSpeed collects garbage ever so often, and need not look at what was imported
-    rows = dict(ranks.train([2], work))
-    result.write_text(json.dumps({"transformers": transformers.__version__, "rows": rows}), "utf-8")
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+    rows.put(versions | {"deepspeed": deepspeed.__version__, "total": len(told["cases"]) * len(told["ranks"])})
+    task = functools.partial(work, cases=told["cases"])
+    group.train(told["ranks"], task, rows.put, told["backend"], told["name"])
+    rows.done()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

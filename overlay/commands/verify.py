@@ -1,0 +1,151 @@
+"""`overlay verify`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from overlay.commands.arguments import Verbs, checkout, root, verb
+from overlay.errors import OverlayError
+
+if TYPE_CHECKING:
+    from overlay.measure.builds import Build
+    from overlay.measure.experiments.experiment import Experiment
+
+NAMES = ("fsdp2", "te", "zero3", "contracts")
+KINDS = ("stock", "patched", "latest")
+
+
+def add(verbs: Verbs) -> None:
+    """Adds the verb."""
+    parser = verb(
+        verbs,
+        "verify",
+        "show the faults and that they are mended: each experiment on stock, patched and the latest upstream",
+        checkout(),
+        more="The environments are made on first use, and kept in the cache. Exits 1 where the patched build is not as "
+        "it should be, or where something could not be measured. A run that was stopped goes on from where it was. "
+        "Under torchrun the ranks are its own, on several hosts too.",
+        page="docs/verify.md",
+    )
+    parser.set_defaults(extra="queue")
+    parser.add_argument(
+        "what",
+        nargs="?",
+        default="all",
+        choices=(*NAMES, "all"),
+        help="fsdp2: gradients of sharded models; te: TransformerEngine's operations; zero3: PEFT with DeepSpeed; "
+        "contracts: what third-party code relies on (default: all)",
+    )
+    parser.add_argument("--ranks", type=_ranks, metavar="N", help="that train together on this machine (default: 2)")
+    parser.add_argument(
+        "--backend", choices=("gloo", "nccl"), default="gloo", help="nccl takes a GPU for each rank (default: gloo)"
+    )
+    parser.add_argument(
+        "--against", type=_kinds, metavar="B,B", help="the columns, of stock,patched,latest (default: all)"
+    )
+    parser.add_argument("--here", action="store_true", help="what this Python has, and nothing else: one column")
+    parser.add_argument(
+        "--release",
+        action="append",
+        default=[],
+        metavar="VERSION",
+        help="which one is stock and patched, of transformers or TransformerEngine (default: the first in the lock)",
+    )
+    parser.add_argument("--torch", choices=("2.11", "2.13", "2.14"), default="2.13", help="the environment (2.13)")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(command=_run, parser=parser)
+
+
+def _ranks(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f"expected a number of ranks from 1 to 64, found {text!r}")
+    return int(text)
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    chosen = text.split(",")
+    if unknown := [name for name in chosen if name not in KINDS]:
+        raise argparse.ArgumentTypeError(f"expected some of {','.join(KINDS)}, found {unknown[0]!r}")
+    return tuple(name for name in KINDS if name in chosen)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from overlay.measure import launch, rows, verify
+    from overlay.measure.experiments import text
+
+    if options.here and (options.against or options.release):
+        options.parser.error("--here is what this Python has: it goes without --against and --release")
+    place = launch.found()
+    if place is not None:
+        if options.ranks not in (None, place.world):
+            options.parser.error(f"this was launched with {place.world} ranks: leave --ranks out")
+        rows.end_with_launcher()
+    chosen, left_out = _chosen(options)
+    plan = verify.Plan(
+        experiments=chosen,
+        kinds=("here",) if options.here else options.against or KINDS,
+        build=_here if options.here else _maker(options),
+        ranks=place.world if place is not None else options.ranks or 2,
+        backend=options.backend,
+        place=place,
+        keep=place is None and not options.here,
+    )
+    report = verify.run(plan)
+    report.left_out.update(left_out)
+    if place is not None and place.rank:
+        return 1 if any(table.failed for table in report.tables) else 0
+    if options.json:
+        print(json.dumps(text.as_json(report), indent=2))  # noqa: T201
+    else:
+        print(text.of(report))  # noqa: T201
+    return 1 if report.off else 0
+
+
+def _chosen(options: argparse.Namespace) -> "tuple[list[Experiment], dict[str, str]]":
+    """The experiments, and which are left out of `all`, and why."""
+    from overlay.measure import verify
+
+    chosen = [verify.EXPERIMENTS[name] for name in (NAMES if options.what == "all" else (options.what,))]
+    if not options.here:
+        return chosen, {}
+    left_out = {one.name: f"{', '.join(lacks)} not installed" for one in chosen if (lacks := verify.missing(one))}
+    here = [one for one in chosen if one.name not in left_out]
+    if not here:
+        lacking = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise OverlayError(
+            f"expected what the experiments need in {sys.executable}, found none of them complete ({lacking}): "
+            "install it, or leave out --here"
+        )
+    return here, left_out
+
+
+def _here(experiment: "Experiment", kind: str) -> "Build":
+    from overlay.measure import builds
+
+    return builds.here()[0]
+
+
+def _maker(options: argparse.Namespace) -> "Callable[[Experiment, str], Build]":
+    from overlay.measure import builds
+
+    top = root(options)
+    lock = import_module("overlay.queue.lock").read(top / "upstream.lock")
+    chosen: dict[str, str] = {}
+    for version in options.release:
+        owners = [project for project in lock.packages if version in builds.releases(lock, project)]
+        if not owners:
+            known = ", ".join(
+                f"{project}=={one}" for project in lock.packages for one in builds.releases(lock, project)
+            )
+            raise OverlayError(f"expected one of the releases {known}, found {version}: name one of these")
+        chosen[owners[0]] = version
+
+    def make(experiment: "Experiment", kind: str) -> "Build":
+        release = chosen.get(experiment.project) or builds.releases(lock, experiment.project)[0]
+        environment = f"{experiment.environment}-{options.torch}"
+        return builds.made_one(lock, top, experiment.project, release, kind, environment, experiment.beside(kind))
+
+    return make

@@ -1,0 +1,77 @@
+"""What experiments found, side by side: a case a line, a build a column. Standard library only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a build does in a case.
+
+    Attributes:
+        text: a figure or a word or two, for the table.
+        right: whether it is as it should be.
+        note: a sentence below the table, where `text` does not say it all; the same one is there once.
+        said: what an error said, whole.
+    """
+
+    text: str
+    right: bool
+    note: str = ""
+    said: str = ""
+
+
+def first_line(said: str) -> str:
+    """Of what an error said."""
+    return next((line.strip() for line in said.splitlines() if line.strip()), "no message")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A case.
+
+    Attributes:
+        group: a heading for this line and those after it.
+        case: what is done.
+        cells: by the kind of build; one that could not be measured has none.
+    """
+
+    group: str
+    case: str
+    cells: Mapping[str, Cell]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A build.
+
+    Attributes:
+        kind: `stock`, `patched`, `latest`, or `here`.
+        heads: what it is, in parts of at most twelve characters: the release, and what is beside it.
+    """
+
+    kind: str
+    heads: Sequence[str]
+
+
+@dataclass
+class Table:
+    """An experiment.
+
+    Attributes:
+        name: `fsdp2`, as it is asked for.
+        title: what the cells say.
+        about: what all columns have in common: torch, ranks, backend.
+        failed: by the kind of build, why it could not be measured.
+    """
+
+    name: str
+    title: str
+    about: str
+    columns: Sequence[Column] = ()
+    lines: Sequence[Line] = ()
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def wrong(self, kind: str) -> list[Line]:
+        """The lines in which a build is not as it should be."""
+        return [line for line in self.lines if kind in line.cells and not line.cells[kind].right]

@@ -1,0 +1,139 @@
+"""A worker that finds one row after the other, and whoever reads them as they come.
+
+The worker calls `told`, then `put` for each row and `done` at its end. Neither it nor what it starts outlives who
+reads, however that one ends. Standard library only: both ends run beside other people's packages.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+CHANNEL = "OVERLAY_ROWS"
+"""The variable that tells a worker what it is asked, the descriptor for its rows, and who reads them."""
+
+_LONGEST = 4000
+"""Characters of what a worker wrote to stderr that its error has."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class WorkerError(Exception):
+    """A worker ended before it was done, or took too long: the first line says which, the last what it said last."""
+
+
+def read(command: Sequence[str], environment: Mapping[str, str], told: Any, patience: float) -> Iterator[Any]:
+    """Starts a worker, and yields its rows. It and what it started are gone when this ends.
+
+    Args:
+        told: what it is asked, for JSON.
+        patience: seconds that a row may take.
+
+    Raises:
+        WorkerError: it ended before it was done, or took too long.
+    """
+    ours, theirs = os.pipe()
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said,
+        os.fdopen(ours, "rb", buffering=0) as source,
+    ):
+        channel = json.dumps({"told": told, "descriptor": theirs, "reader": os.getpid()})
+        try:
+            process = subprocess.Popen(
+                command,
+                env={**environment, CHANNEL: channel},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                pass_fds=(theirs,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
+        try:
+            for line in _lines(source, patience):
+                row = json.loads(line)
+                if row is None:
+                    return
+                yield row
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)  # its last words may still be on their way
+        except TimeoutError:
+            raise WorkerError(f"took more than {patience:.0f} s for one answer\n{_end(said)}") from None
+        finally:
+            code = process.poll()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit status {code}"
+        raise WorkerError(f"{how} before it was done\n{_end(said)}")
+
+
+def _lines(source: Any, patience: float) -> Iterator[bytes]:
+    """Whole lines of a pipe, as they come; a buffered reader would keep some where `select` does not see them."""
+    begun = b""
+    deadline = time.monotonic() + patience
+    while True:
+        ready, _, _ = select.select([source], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError
+        chunk = source.read(65536)
+        if not chunk:
+            return
+        *lines, begun = (begun + chunk).split(b"\n")
+        for line in lines:
+            yield line
+            deadline = time.monotonic() + patience
+
+
+def _end(said: Any) -> str:
+    said.seek(0)
+    return str(said.read()[-_LONGEST:]).strip()
+
+
+def told() -> Any:
+    """In a worker: what it is asked. From here on it ends with who reads its rows."""
+    channel = _channel()
+    end_with_parent(channel["reader"])
+    return channel["told"]
+
+
+def put(row: Any) -> None:
+    """In a worker: one more row, for JSON. Not None."""
+    data = (json.dumps(row) + "\n").encode()
+    while data:
+        data = data[os.write(_channel()["descriptor"], data) :]
+
+
+def done() -> None:
+    """In a worker: there are no more rows. Without it, its end is a failure."""
+    put(None)
+
+
+def _channel() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(os.environ[CHANNEL])
+    return found
+
+
+def end_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when `parent`, which started it, ends: also where that one is killed itself.
+
+    On Linux (prctl(2), PR_SET_PDEATHSIG); elsewhere only an end that runs `finally` takes the children with it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it has ended already
+            os._exit(1)
+
+
+def end_with_launcher() -> None:
+    """Has this process end with what launched it (`torchrun`), as `end_with_parent`."""
+    end_with_parent(os.getppid())

@@ -1,0 +1,182 @@
+"""One run of experiments: each on every build, one after the other, and a table of each.
+
+What a run that was stopped has found is kept in the cache, and the next one goes on from there; a run that came to its
+end leaves nothing, so the next one measures again.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from overlay.measure import rows
+from overlay.measure.builds import Build
+from overlay.measure.experiments import contracts, fsdp2, te, zero3
+from overlay.measure.experiments.experiment import Experiment, Row
+from overlay.measure.experiments.table import Column, Table
+from overlay.measure.launch import Place
+from overlay.progress import Progress, say
+from overlay.queue import kept
+
+EXPERIMENTS = {one.EXPERIMENT.name: one.EXPERIMENT for one in (fsdp2, te, zero3, contracts)}
+
+PATIENCE = 300.0
+"""Seconds that a row may take: the first one has the imports in it."""
+
+FRESH = 24 * 3600.0
+"""Seconds for which what a stopped run has found is of use."""
+
+_KEPT = "verify"
+
+
+@dataclass
+class Report:
+    """What a run found.
+
+    Attributes:
+        left_out: experiments that could not be run here, and why.
+        judged: the kind of build that has to be right, if it was measured: `patched` or `here`.
+    """
+
+    judged: str | None
+    tables: list[Table] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def off(self) -> list[str]:
+        """What is not as it should be, a line each: of the judged build, and what could not be measured."""
+        found = [
+            f"{table.name} on {kind}: not measured: {why}"
+            for table in self.tables
+            for kind, why in table.failed.items()
+        ]
+        for table in self.tables if self.judged else ():
+            for line in table.wrong(self.judged or ""):
+                cell = line.cells[self.judged or ""]
+                found.append(f"{table.name} on {self.judged}: {line.group}, {line.case}: {cell.text}")
+        return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run.
+
+    Attributes:
+        builds: of an experiment, by the kind; made when its turn comes.
+        ranks: of a group; with `place` that is what it was launched with.
+        place: this process among those that were launched together, if it was.
+        keep: whether what is found is of use to the next run, where this one is stopped.
+    """
+
+    experiments: Sequence[Experiment]
+    kinds: Sequence[str]
+    build: Callable[[Experiment, str], Build]
+    ranks: int
+    backend: str
+    place: Place | None = None
+    keep: bool = True
+
+
+def run(plan: Plan) -> Report:
+    """Runs the plan. On a rank that is not the first, the report has no rows.
+
+    Raises:
+        OverlayError: a build cannot be made.
+    """
+    judged = next((kind for kind in ("patched", "here") if kind in plan.kinds), None)
+    report, used = Report(judged), []
+    for experiment in plan.experiments:
+        if plan.place is not None and plan.place.rank and not experiment.ranks:
+            continue  # of one process, which is rank 0's
+        found: dict[str, list[Row]] = {}
+        about: Row = {}
+        columns: list[Column] = []
+        failed: dict[str, str] = {}
+        for kind in plan.kinds:
+            build = plan.build(experiment, kind)
+            key = _key(plan, experiment, build)
+            used.append(key)
+            try:
+                about, found[kind] = _measured(plan, experiment, build, key)
+                release = str(about.get(experiment.project) or build.release)
+            except rows.WorkerError as error:
+                failed[kind] = _reason(str(error))
+                say(f"{experiment.name} on {build}: {failed[kind]}")
+                release = build.release
+            columns.append(Column(kind, [release.partition("+")[0], *experiment.heads(kind)]))
+        lines = experiment.lines(found)
+        report.tables.append(
+            Table(experiment.name, experiment.title, _about(plan, experiment, about), columns, lines, failed)
+        )
+    for key in used:
+        kept.forget(_KEPT, key)
+    return report
+
+
+def missing(experiment: Experiment) -> list[str]:
+    """The packages that an experiment needs and this Python has not."""
+    return [name for name in experiment.needs if find_spec(name) is None]
+
+
+def _measured(plan: Plan, experiment: Experiment, build: Build, key: str) -> tuple[Row, list[Row]]:
+    """The first row, and the others.
+
+    Raises:
+        WorkerError: see `rows.read`.
+    """
+    what = f"{experiment.name} on {build}"
+    if plan.keep and (found := _found(key)) is not None:
+        say(f"{what}: as the run found that was stopped")
+        return found[0], found[1:]
+    variables = dict(build.variables(1))
+    command = [build.interpreter, "-P", str(experiment.worker)]
+    told = {
+        "ranks": [plan.ranks],
+        "backend": plan.backend,
+        "name": f"{experiment.name}/{build.kind}",
+        **experiment.told,
+    }
+    seen: list[Row] = []
+    with contextlib.ExitStack() as stack:
+        bar: Progress | None = None
+        for row in rows.read(command, variables, told, PATIENCE):
+            if seen and bar is not None:
+                bar.advance(1)
+            elif not seen and (plan.place is None or plan.place.rank == 0):
+                bar = stack.enter_context(Progress(what, int(row["total"]), "cases"))
+            seen.append(row)
+    if plan.keep:
+        kept.keep(_KEPT, key, {"at": time.time(), "rows": seen})
+    return seen[0], seen[1:]
+
+
+def _found(key: str) -> list[Row] | None:
+    found = kept.find(_KEPT, key)
+    if found is None or not 0 <= time.time() - found["at"] < FRESH:
+        return None
+    return list(found["rows"])
+
+
+def _key(plan: Plan, experiment: Experiment, build: Build) -> str:
+    """Of all that a result is made from: environments lie in folders that are named by their content."""
+    sources = kept.content_of(sorted(Path(__file__).parent.rglob("*.py")))
+    told = [plan.ranks, plan.backend, dict(experiment.told)]
+    return kept.key(
+        experiment.name, sources, str(build), build.interpreter, [str(folder) for folder in build.laid_over], told
+    )
+
+
+def _reason(error: str) -> str:
+    """How a worker ended, and the line that says most of why."""
+    how, _, said = error.partition("\n")
+    last = [line.strip() for line in said.splitlines() if line.strip()]
+    return f"it {how}" + (f": {last[-1][:200]}" if last else "")
+
+
+def _about(plan: Plan, experiment: Experiment, about: Row) -> str:
+    parts = [f"torch {str(about['torch']).partition('+')[0]}"] if "torch" in about else []
+    if experiment.ranks:
+        parts += [f"{plan.ranks} rank{'s' * (plan.ranks > 1)}", plan.backend]
+    return ", ".join(parts)
