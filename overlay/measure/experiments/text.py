@@ -32,7 +32,8 @@ def _table(table: Table, columns: int) -> str:
         3 + max(len(text) for text in (*head, *(_shown(line.cells.get(column.kind)) for line in table.lines)))
         for column, head in zip(shown, heads, strict=True)
     ]
-    room = max(20, columns - sum(sizes))
+    longest = max((len(line.case) + 2 for line in table.lines), default=0)
+    room = max(20, min(longest, columns - sum(sizes)))
     lines = wrapped(table.title, f"{table.name}  ", columns)
     if table.about:
         lines += wrapped(table.about, " " * (len(table.name) + 2), columns)
