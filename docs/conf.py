@@ -42,6 +42,7 @@ PAGES = {
     "how-it-works": "How the fix works",
     "compatibility": "Compatibility",
     "checks": "Checks",
+    "verify": "Verify",
     "bench": "Bench",
     "scaling": "Scaling",
     "publishing": "Publishing",
