@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlay import environments
-from tests.variants import ROOT
+from tests.variants import ROOT, run_worker
 
 DOCS = ROOT / "docs"
 AFFECTED = (DOCS / "affected.md").read_text("utf-8")
@@ -20,6 +20,25 @@ SYMPTOMS = (
     "Trying to backward through the graph a second time",
     "generation turns to noise while training",
 )
+
+TYPED = (
+    "AttributeError: 'function' object has no attribute '__self__'",
+    "CUDA out of memory",
+    "OutOfMemoryError",
+    "gradient checkpointing",
+    "shape [0]",
+    "{'shape': torch.Size([0])",
+    "hook is called twice",
+    "grad is None",
+    "nan",
+    "after a resume",
+    "does not go down",
+    "gibberish",
+    "ds_grads_remaining",
+    "mark a variable ready only once",
+    "You are resuming training from a checkpoint trained with",
+)
+"""Of other symptoms, what somebody pastes or types."""
 
 OURS = (
     "is sharded by itself",
@@ -102,12 +121,30 @@ def test_links_that_lead_nowhere_fail_the_build(tmp_path: Path) -> None:
         assert f"design.md:{3 + 2 * number}: WARNING" in done.stderr, link
 
 
-@pytest.mark.parametrize("symptom", SYMPTOMS)
+@pytest.mark.parametrize("symptom", [*SYMPTOMS, *TYPED])
 def test_one_search_of_the_repository_finds_the_page(symptom: str) -> None:
     for part in symptom.split(" … "):
-        search = ["git", "grep", "-i", "--untracked", "--files-with-matches", "--fixed-strings", part, "--", "*.md"]
-        found = subprocess.run(search, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-        assert "docs/affected.md" in found
+        assert "docs/affected.md" in search(part)
+
+
+def search(text: str) -> list[str]:
+    command = ["git", "grep", "-i", "--untracked", "--files-with-matches", "--fixed-strings", text, "--", "*.md"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+
+
+@pytest.mark.parametrize("torch", ["2.11", "2.13"])
+def test_a_whole_message_of_pytorch_finds_the_page(torch: str) -> None:
+    """Pasted as a traceback ends, with the class of the error and without."""
+    found = run_worker(
+        ROOT / "tests" / "messages_worker.py",
+        on=f"torch {torch}",
+        interpreter=environments.python(f"train-{torch}"),
+        laid_over=[],
+    )
+    for name, messages in found.items():
+        assert messages, name
+        for message in messages:
+            assert search(message) == ["docs/affected.md"], message
 
 
 @pytest.mark.parametrize("symptom", SYMPTOMS)
