@@ -43,10 +43,11 @@ find_python() {
 enter() {
   local interpreter='' found
   command -v git >/dev/null || fail 'git was not found on PATH: install it'
-  if ! remembered "$1"; then
-    find_python
-    interpreter=$(PYTHONPATH=$root "$found" -P -S -m overlay.environments "$1") || exit 1
+  if remembered "$1"; then
+    shift
+    PYTHONPATH=$root exec "$interpreter" -P "$@"
   fi
-  shift
-  PYTHONPATH=$root exec "$interpreter" -P "$@"
+  find_python
+  # Not in a subshell, which would leave it running where a signal ends this one.
+  PYTHONPATH=$root exec "$found" -P -S -m overlay.environments "$1" -P "${@:2}"
 }

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import stopping
+
 SUITES = {
     "fsdp2": ["tests/distributed/test_fsdp2.py"],
     "gpu": ["tests/speed/test_gpu.py"],
@@ -39,6 +41,16 @@ All options of pytest: scripts/test.sh --help-pytest
 
 
 def main(arguments: list[str]) -> int:
+    """The exit status: that of pytest or of a suite, 2 for wrong usage, 130 where somebody stopped it."""
+    with stopping.stopped_by_signals() as stopped:
+        try:
+            status = _run(arguments)
+        except KeyboardInterrupt:
+            sys.stderr.write("overlay: stopped\n")
+    return 130 if stopped else status
+
+
+def _run(arguments: list[str]) -> int:
     first = arguments[0] if arguments else ""
     if first == "upstream" and any(word in ("-h", "--help") or word.startswith("--checkout") for word in arguments):
         from tests.upstream import compare  # only here: pytest rewrites the asserts of what it imports itself

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests import variants
+from tests import stopping, variants
 from tests.distributed.table import MEASURED, Table
 
 
@@ -21,6 +21,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        stopping.in_worker()
     variants.deliver_by(config.getoption("--delivery"))
     config.stash[MEASURED] = Table()
 

@@ -211,25 +211,34 @@ def _run(what: str, command: Sequence[str], log: Path, lock: int) -> None:
     Raises:
         OverlayError: it did not succeed; says what pip said last, and where the rest is.
     """
+    import contextlib
+    import signal
     import subprocess
 
     try:
-        with log.open("wb") as output:
-            done = subprocess.run(
+        with (
+            log.open("wb") as output,
+            subprocess.Popen(
                 command,
                 env={key: value for key, value in os.environ.items() if key not in _ELSEWHERE},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 pass_fds=(lock,),
-                check=False,
-            )
-        if done.returncode == 0:
+                start_new_session=True,
+            ) as process,
+        ):
+            try:
+                process.wait()
+            finally:  # interrupted: `venv` and pip start others
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode == 0:
             return
         said = log.read_text("utf-8", "replace")
     except OSError as error:
         raise OverlayError(f"{what} cannot be made in {log.parent}: {error.strerror or error}") from error
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or [f"exit status {process.returncode}"]
     reason = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1]).removeprefix("ERROR: ")
     if "connection broken by" in said:  # pip itself ends with "no matching distribution" then
         reason += " (a package index did not answer: check the network, and `pip config list` for the index)"

@@ -1,7 +1,10 @@
 """`scripts/apply.sh`: finds a Python, makes its environment once, and is quick from then on."""
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -236,3 +239,26 @@ def test_a_misspelt_suite_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> 
     assert suites.main(["speeed"]) == 2
     said = capsys.readouterr().err
     assert "expected a suite (fsdp2, gpu, overhead, speed, startup, te, upstream) or a path, found 'speeed'" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells by /proc which processes run")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_who_stops_it_while_it_makes_the_environment_stops_the_installer(
+    checkout: Checkout, number: signal.Signals
+) -> None:
+    process = checkout.start()
+    while not list(checkout.cache.glob("environments/queue-*/lib*/python*/site-packages/pip")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said.splitlines()[-1]) == (
+        130,
+        "overlay: interrupted: the environment is made anew by the next run",
+    )
+    place = os.fsencode(checkout.cache)
+    running = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            running.append(path.read_bytes())
+    assert not [command for command in running if place in command]

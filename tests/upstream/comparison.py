@@ -5,13 +5,11 @@ import contextlib
 import re
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -49,7 +47,7 @@ def status(compare: Callable[[Path], int], suite: str) -> int:
         suite: the word of `scripts/test.sh` for it.
     """
     try:
-        with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="overlay-upstream-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="overlay-upstream-") as scratch:
             return compare(Path(scratch))
     except WrongUsage as error:
         sys.stderr.write(f"overlay: {error} ({suite} --checkout PATH --help)\n")
@@ -175,20 +173,3 @@ class _Watch:
         if not sys.stderr.isatty() and time.monotonic() > self._due:
             say(f"{self._what}: {outcomes.finished} of {outcomes.collected} tests, {outcomes}")
             self._due = time.monotonic() + EVERY
-
-
-@contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP stop it as Ctrl-C does. A second signal does not keep it from cleaning up."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
