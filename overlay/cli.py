@@ -26,14 +26,33 @@ from overlay.errors import OverlayError, plain
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and exits."""
     gc.disable()  # a run is short; looking for cycles while libraries are imported takes a tenth of it
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    options, unknown = commands.parser(next(iter(words), None)).parse_known_args(words)
+    words = _command_first(sys.argv[1:] if arguments is None else list(arguments))
+    parser = commands.parser(next(iter(words), None))
+    if words and words[0].startswith("-") and not any(option.startswith(words[0]) for option in _OF_THE_PROGRAM):
+        parser.error(f"expected the command before its options, found {words[0]}: type overlay COMMAND {words[0]}")
+    options, unknown = parser.parse_known_args(words)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files and words of others may be no such text
     with _terminated_like_interrupted():
         sys.exit(_run(options))
+
+
+_OF_THE_PROGRAM = ("-h", "--help", "--version")
+"""Options that need no command; `argparse` takes the beginning of one, too."""
+
+
+def _command_first(words: Sequence[str]) -> list[str]:
+    """The command line with `--debug` and `--root DIR`, which most commands have, behind the command that they stand
+    before: as options of the whole program they would be lost, for what the parser of a command has by default
+    replaces them."""
+    at = 0
+    while at < len(words) and (words[at] in ("--debug", "--root") or words[at].startswith("--root=")):
+        at += 2 if words[at] == "--root" else 1
+    rest = list(words[at:])
+    end = rest.index("--") if "--" in rest else len(rest)
+    return [*rest[:end], *words[:at], *rest[end:]] if rest else []
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -205,6 +205,48 @@ def test_the_root_is_where_the_lock_is(sample: Sample) -> None:
     assert done.stdout == f"{sample.lock} is sound\n"
 
 
+@pytest.mark.parametrize("given", ["--root=root", "--root root", "--debug --root root"])
+def test_options_of_every_command_may_stand_before_it(sample: Sample, given: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "overlay", *given.split(), "lock", "check"],
+        cwd=sample.folder,
+        env=sample.environment(),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{sample.lock} is sound\n"), done.stderr
+
+
+def test_debug_before_the_command(sample: Sample) -> None:
+    command = [sys.executable, "-P", "-m", "overlay", "--debug", "--root", str(sample.root), "apply", "--", "demo==9.9"]
+    done = subprocess.run(command, env=sample.environment(), capture_output=True, encoding="utf-8", check=False)
+    assert (done.returncode, "Traceback (most recent call last)" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--json drift", "expected the command before its options, found --json: type overlay COMMAND --json"),
+        ("--out x apply", "expected the command before its options, found --out: type overlay COMMAND --out"),
+        ("--root x", "the following arguments are required: COMMAND"),
+        ("--root", "the following arguments are required: COMMAND"),
+        ("--root x explain", "unrecognized arguments: --root"),
+    ],
+)
+def test_other_options_before_the_command_are_told_where_they_go(tmp_path: Path, given: str, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "overlay", *given.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].endswith(f"error: {said}"), done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments", [("apply",), ("lock", "check"), ("lock", "update"), ("lock", "complete", "--checkout", "x")]
 )
