@@ -369,14 +369,14 @@ def test_the_faults_are_those_that_the_code_has(engine: tuple[Sample, Server]) -
 
 
 @pytest.mark.parametrize(
-    ("versions", "said"),
+    ("versions", "said", "form"),
     [
-        (("2.12.0", "2.12.1", "2.13.0"), []),
-        (("2.10.0", "2.12.0"), [UNMENDED]),
-        (("2.12.0", "2.14.0"), [UNDECIDED]),
+        (("2.12.0", "2.12.1", "2.13.0"), [], "--all"),
+        (("2.10.0", "2.12.0"), [UNMENDED], "--json"),
+        (("2.12.0", "2.14.0"), [UNDECIDED], "--markdown"),
     ],
+    ids=["mended", "unmended", "undecided"],
 )
-@pytest.mark.parametrize("form", ["--all", "--json", "--markdown"])
 def test_the_exit_code_says_whether_every_release_with_a_fault_has_a_series(
     engine: tuple[Sample, Server], versions: Sequence[str], said: Sequence[str], form: str
 ) -> None:

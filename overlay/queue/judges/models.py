@@ -25,7 +25,11 @@ class _Layer(NNModule):
 
 def peft_zero3(files: Files) -> Verdict:
     """Which kind of checkpoint a layer gets that ZeRO-3 has partitioned and PEFT has frozen, beside a DeepSpeed that
-    cannot recompute it in a non-reentrant one."""
+    cannot recompute it in a non-reentrant one.
+
+    A guard anywhere else than in `modeling_utils.py` (in the trainer, in the layer, in PEFT or TRL) is not seen: the
+    fault is live then for whoever trains without it.
+    """
     _install_deepspeed()
     layers = Module("transformers.modeling_layers", GradientCheckpointingLayer=_Layer)
     source = extract.Module(files[MODELS], "transformers.modeling_utils")
