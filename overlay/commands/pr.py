@@ -20,6 +20,13 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("project", metavar="PROJECT", help="transformers or transformer_engine")
     parser.add_argument("--checkout", type=Path, required=True, metavar="PATH", help="a git checkout of that project")
     parser.add_argument("--base", metavar="REF", help="the branch, tag or commit to start at (default: HEAD)")
+    parser.add_argument(
+        "--patch",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="this patch alone, by the name of its file; again for another (default: all of the series)",
+    )
     parser.add_argument("--branch", metavar="NAME", help="the new branch (default: named after the first patch)")
     parser.add_argument(
         "--tree", type=Path, metavar="DIR", help="the new work tree (default: PATH-pull-request, beside the checkout)"
@@ -41,6 +48,7 @@ def run(options: argparse.Namespace) -> None:
         options.project,
         options.checkout,
         base=options.base,
+        only=options.patch,
         branch=options.branch,
         tree=options.tree,
         interpreter=options.python,

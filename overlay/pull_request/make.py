@@ -28,6 +28,7 @@ def run(
     folder: Path,
     *,
     base: str | None = None,
+    only: Sequence[str] = (),
     branch: str | None = None,
     tree: Path | None = None,
     interpreter: str = sys.executable,
@@ -43,14 +44,16 @@ def run(
         project: as the lock or an index spells it.
         folder: the user's checkout of upstream.
         base: what the branch starts at: a branch, tag or commit (default: HEAD).
+        only: the patches that are wanted, by the names of their files (default: all).
         branch: its name (default: after the first patch, and the base where one is named).
         tree: the folder of the new work tree (default: beside the checkout).
         interpreter: the Python that runs upstream's formatter and tests.
 
     Raises:
-        OverlayError: the checkout is not clean or another project's, no series is for it, something would be
-            overwritten, a patch does not apply, or upstream's checks fail. In the last two cases the branch stays, and
-            the message says how to go on and how to take it away; else all is as before.
+        OverlayError: the checkout is not clean or another project's, no series is for it, it has no such patch or one
+            that needs others, something would be overwritten, a patch does not apply, or upstream's checks fail. In the
+            last two cases the branch stays, and the message says how to go on and how to take it away; else all is as
+            before.
     """
     Checkout.open(folder)
     # The new work tree lies beside the whole checkout, not in it; a bare repository has none
@@ -72,6 +75,8 @@ def run(
     if not made.patches:
         _nothing_left(made, name, package, folder)
         return
+    if only:
+        made = plan.only(made, only, start)
     place = _target(folder, made, base, branch, tree)
     target.check_free(place)
     codes = [fault.code for patch in made.patches for fault in patch.faults]
@@ -120,7 +125,7 @@ def _say(line: str) -> None:
 
 
 def _target(folder: Path, made: Plan, base: str | None, branch: str | None, tree: Path | None) -> Target:
-    topic = re.sub(r"^\d+-", "", made.patches[0].file.stem)
+    topic = plan.topic(made.patches[0].file.name)
     suffix = "" if base is None else "-" + (re.sub(r"[^A-Za-z0-9.]+", "-", base).strip("-.") or "base")
     place = tree or folder.with_name(f"{folder.name}-pull-request{suffix}")
     return Target(folder, branch or f"{topic}{suffix}", place.absolute())

@@ -3,7 +3,7 @@ already."""
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
@@ -108,6 +108,50 @@ def make(patches: Path, project: str, package: Package, base: Checkout) -> Plan:
         if patch.trailers[_APPLIED] != "no" and not named:
             later[patch.subject] = Held(patch.subject, patch.trailers[_APPLIED])
     return Plan(chosen, tuple(left), tuple(held), tuple(later.values()), version)
+
+
+def only(plan: Plan, names: Sequence[str], base: Checkout) -> Plan:
+    """The plan for some of its patches alone, in the order of the series, and with what concerns these.
+
+    Args:
+        plan: for all of them.
+        names: of their files, with or without the number and `.patch`.
+        base: the commit.
+
+    Raises:
+        OverlayError: a name is that of none of the plan's patches, or one of them needs another that was not named.
+    """
+    known = {topic(patch.file.name): patch for patch in plan.patches}
+    for name in names:
+        if topic(name) not in known:
+            raise OverlayError(
+                f"--patch: expected one of {', '.join(patch.file.name for patch in plan.patches)}, found {name!r}: "
+                f"name one of them, {plan.series.name} has no other for a pull request that upstream lacks"
+            )
+    wanted = {topic(name) for name in names}
+    patches = tuple(patch for about, patch in known.items() if about in wanted)
+    if _applies(plan.patches, base) and not _applies(patches, base):
+        others = ", ".join(patch.file.name for patch in plan.patches if patch not in patches)
+        raise OverlayError(
+            f"--patch: expected patches that apply without {others}, found that they do not: name what they need, too"
+        )
+    codes = {fault.code for patch in patches for fault in patch.faults}
+    subjects = {patch.subject for patch in patches}
+    later = tuple(one for one in plan.later if one.code in codes or one.what in subjects)
+    return replace(plan, patches=patches, held=(), later=later)
+
+
+def topic(name: str) -> str:
+    """What a patch is about, by the name of its file, which begins with its number."""
+    return re.sub(r"^\d+-", "", name.removesuffix(".patch"))
+
+
+def _applies(patches: Sequence[Patch], base: Checkout) -> bool:
+    try:
+        series.apply(patches, _contents(patches, base))
+    except OverlayError:
+        return False
+    return True
 
 
 def places(queue: Series, project: str, package: Package, folder: Path) -> list[Place]:

@@ -77,6 +77,43 @@ def test_an_identity_of_the_environment(sample: Sample, checkout: Path) -> None:
     ) == ("A AUTHOR AUTHOR@mail.example, A COMMITTER: A COMMITTER <COMMITTER@mail.example>")
 
 
+@pytest.mark.parametrize("name", ["0001-Subtract-in-the-core.patch", "Subtract-in-the-core"])
+def test_one_patch_alone(sample: Sample, checkout: Path, name: str) -> None:
+    done = asked(known(sample), "--patch", name).succeeds()
+    assert git("log", "--format=%s", f"HEAD..{BRANCH}", folder=checkout) == "Subtract in the core"
+    assert not (sample.checkouts / "demo-1.0-pull-request" / "tests/test_core.py").exists()
+    text = (sample.checkouts / "demo-1.0-pull-request.md").read_text("utf-8")
+    assert ("**Subtract in the core**" in text, "Test it" in text) == (True, False)
+    assert "Test it" not in done.stdout
+
+
+def test_several_patches_in_the_order_of_the_series(sample: Sample, checkout: Path) -> None:
+    asked(known(sample), "--patch", sample.patch(3).name, "--patch", "Subtract-in-the-core").succeeds()
+    subjects = git("log", "--reverse", "--format=%s", f"HEAD..{BRANCH}", folder=checkout).splitlines()
+    assert subjects == ["Subtract in the core", "Test it"]
+
+
+def test_a_patch_that_is_none(sample: Sample) -> None:
+    said = "--patch: expected one of 0001-Subtract-in-the-core.patch, "
+    asked(known(sample), "--patch", "Nothing").fails(said, "found 'Nothing': name one of them")
+    assert left(sample) == []
+
+
+def test_a_patch_that_needs_another(sample: Sample) -> None:
+    first = sample.patch(1)
+    text = first.read_text("utf-8").replace("Subtract in the core", "Subtract more")
+    text = text.replace("- 30", "- 31").replace("-    return value + 30", "-    return value - 30")
+    first.with_name("0004-Subtract-more.patch").write_text(text.replace("wheel, overlay, ", ""), "utf-8")
+    with first.with_name("series").open("a") as series:
+        series.write("0004-Subtract-more.patch\n")
+    asked(known(sample), "--patch", "Subtract-more").fails(
+        "--patch: expected patches that apply without 0001-Subtract-in-the-core.patch, 0003-Test-it.patch, found that",
+        "name what they need, too",
+    )
+    assert left(sample) == []
+    asked(sample, "--patch", "Subtract-more", "--patch", "Subtract-in-the-core").succeeds()
+
+
 @pytest.mark.parametrize("lacking", ["user.name", "user.email"])
 def test_without_an_identity(sample: Sample, checkout: Path, lacking: str) -> None:
     git("config", "--file", str(known(sample).folder / "home/.gitconfig"), "--unset", lacking, folder=checkout)
