@@ -71,6 +71,12 @@ def test_reentrant_says_what_it_needs() -> None:
     assert "call model.enable_input_require_grads(), and backward after each forward" in why
 
 
+@pytest.mark.parametrize("name", ["fully_shard", "Llama"])
+def test_what_non_reentrant_holds_under_fsdp2_is_said(name: str) -> None:
+    held = "two or more forwards before a backward then hold a whole model's gradients, unsharded, on every rank"
+    assert (held in observed()[name]["why"]) == (name == "fully_shard")
+
+
 @pytest.mark.parametrize("name", NONE)
 def test_neither_kind_is_right(name: str) -> None:
     message = observed()[name]["error"]
