@@ -116,8 +116,8 @@ def _why_non_reentrant(against: dict[bool, list[Finding]], *, is_sharded: bool) 
     reasons = [f"{one.code}: {one.what}: {one.why}" for one in against[True] if one.code not in codes]
     if is_sharded:
         reasons.append(
-            "with fully_shard gradients are reduced once a backward, and not once a forward: two or more forwards before "
-            "a backward then hold a whole model's gradients, unsharded, on every rank (docs/scaling.md)"
+            "with fully_shard gradients are reduced once a backward, and not once a forward: two or more forwards "
+            "before a backward then hold a whole model's gradients, unsharded, on every rank (docs/scaling.md)"
         )
     reasons.append("gradients reach all inputs and what is captured inside of a block")
     return ["use_reentrant=False", *reasons]
