@@ -95,9 +95,9 @@ def test_why_a_shown_command_is_not_run_is_said_before_it(name: str) -> None:
     for fence in re.finditer(r"^```text\n(.*?)^```", PAGES[name], re.DOTALL | re.MULTILINE):
         if any((name, line.partition("  #")[0].strip()) in SHOWN for line in fence[1].splitlines()):
             before = " ".join(PAGES[name][: fence.start()].strip().split("\n\n")[-1].split())
-            assert re.search(r"GPU|minute|server|bucket|page itself|editor|in the lock|checkout|work tree", before), (
-                fence[0]
-            )
+            assert re.search(
+                r"GPU|minute|server|bucket|page itself|editor|in the lock|is installed|checkout|work tree", before
+            ), fence[0]
 
 
 def test_what_needs_a_gpu_or_another_machine_is_marked() -> None:
