@@ -45,14 +45,19 @@ _OF_THE_PROGRAM = ("-h", "--help", "--version")
 
 def _command_first(words: Sequence[str]) -> list[str]:
     """The command line with `--debug` and `--root DIR`, which most commands have, behind the command that they stand
-    before: as options of the whole program they would be lost, for what the parser of a command has by default
-    replaces them."""
+    before, `lock check` too: as options of the whole program they would be lost, for what the parser of a command has
+    by default replaces them."""
+    words = _behind(words)
+    return [*words[:1], *_behind(words[1:])]
+
+
+def _behind(words: Sequence[str]) -> list[str]:
     at = 0
     while at < len(words) and (words[at] in ("--debug", "--root") or words[at].startswith("--root=")):
         at += 2 if words[at] == "--root" else 1
     rest = list(words[at:])
     end = rest.index("--") if "--" in rest else len(rest)
-    return [*rest[:end], *words[:at], *rest[end:]] if rest else []
+    return [*rest[:end], *words[:at], *rest[end:]]
 
 
 def _run(options: argparse.Namespace) -> int:

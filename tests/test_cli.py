@@ -205,10 +205,19 @@ def test_the_root_is_where_the_lock_is(sample: Sample) -> None:
     assert done.stdout == f"{sample.lock} is sound\n"
 
 
-@pytest.mark.parametrize("given", ["--root=root", "--root root", "--debug --root root"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--root=root lock",
+        "--root root lock",
+        "--debug --root root lock",
+        "lock --root root",
+        "--debug lock --root root",
+    ],
+)
 def test_options_of_every_command_may_stand_before_it(sample: Sample, given: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "overlay", *given.split(), "lock", "check"],
+        [sys.executable, "-P", "-m", "overlay", *given.split(), "check"],
         cwd=sample.folder,
         env=sample.environment(),
         capture_output=True,
@@ -229,8 +238,9 @@ def test_debug_before_the_command(sample: Sample) -> None:
     [
         ("--json drift", "expected the command before its options, found --json: type overlay COMMAND --json"),
         ("--out x apply", "expected the command before its options, found --out: type overlay COMMAND --out"),
-        ("--root x", "the following arguments are required: COMMAND"),
-        ("--root", "the following arguments are required: COMMAND"),
+        ("--root x", "expected the command before its options, found --root: type overlay COMMAND --root"),
+        ("--root", "expected the command before its options, found --root: type overlay COMMAND --root"),
+        ("lock --debug", "the following arguments are required: COMMAND"),
         ("--root x explain", "unrecognized arguments: --root"),
     ],
 )
