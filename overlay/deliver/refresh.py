@@ -403,7 +403,7 @@ def _replace(
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Lets an interrupt wait for the end: the two steps take a moment, and belong together."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         yield
     finally:

@@ -584,7 +584,7 @@ def test_runs_of_users_who_share_no_cache(sample: Sample) -> None:
     assert siblings(sample) == {"out/dist", "overlay/patched"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_an_interrupt_while_a_server_stalls(sample: Sample, number: signal.Signals) -> None:
     sample.apply("demo==1.0").succeeds()
     before = states(sample)
