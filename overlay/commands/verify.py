@@ -3,10 +3,11 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from overlay import environments
 from overlay.commands.arguments import Verbs, checkout, root, verb
 from overlay.errors import OverlayError
 
@@ -54,7 +55,7 @@ def add(verbs: Verbs) -> None:
         metavar="VERSION",
         help="which one is stock and patched, of transformers or TransformerEngine (default: the first in the lock)",
     )
-    parser.add_argument("--torch", choices=("2.11", "2.13", "2.14"), default="2.13", help="the environment (2.13)")
+    parser.add_argument("--torch", choices=("2.11", "2.13", "2.14"), help="of the environment (default: 2.13)")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(command=_run, parser=parser)
 
@@ -76,8 +77,8 @@ def _run(options: argparse.Namespace) -> int:
     from overlay.measure import launch, rows, verify
     from overlay.measure.experiments import text
 
-    if options.here and (options.against or options.release):
-        options.parser.error("--here is what this Python has: it goes without --against and --release")
+    if options.here and (options.against or options.release or options.torch):
+        options.parser.error("--here is what this Python has: it goes without --against, --release and --torch")
     place = launch.found()
     if place is not None:
         if options.ranks not in (None, place.world):
@@ -87,7 +88,7 @@ def _run(options: argparse.Namespace) -> int:
     plan = verify.Plan(
         experiments=chosen,
         kinds=("here",) if options.here else options.against or KINDS,
-        build=_here if options.here else _maker(options),
+        build=_here if options.here else _maker(options, chosen),
         ranks=place.world if place is not None else options.ranks or 2,
         backend=options.backend,
         place=place,
@@ -98,7 +99,7 @@ def _run(options: argparse.Namespace) -> int:
     if place is not None and place.rank:
         return 1 if any(table.failed for table in report.tables) else 0
     if options.json:
-        print(json.dumps(text.as_json(report), indent=2))  # noqa: T201
+        print(json.dumps(text.as_json(report), indent=2, allow_nan=False))  # noqa: T201
     else:
         print(text.of(report))  # noqa: T201
     return 1 if report.off else 0
@@ -109,17 +110,29 @@ def _chosen(options: argparse.Namespace) -> "tuple[list[Experiment], dict[str, s
     from overlay.measure import verify
 
     chosen = [verify.EXPERIMENTS[name] for name in (NAMES if options.what == "all" else (options.what,))]
-    if not options.here:
-        return chosen, {}
-    left_out = {one.name: f"{', '.join(lacks)} not installed" for one in chosen if (lacks := verify.missing(one))}
-    here = [one for one in chosen if one.name not in left_out]
-    if not here:
+    if options.here:
+        left_out = {one.name: f"{', '.join(lacks)} not installed" for one in chosen if (lacks := verify.missing(one))}
+    else:
+        made = environments.names()
+        left_out = {
+            one.name: f"there is no environment for it with torch {_torch(options)}"
+            for one in chosen
+            if f"{one.environment}-{_torch(options)}" not in made
+        }
+    remaining = [one for one in chosen if one.name not in left_out]
+    if not remaining:
         lacking = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        if not options.here:
+            options.parser.error(f"{lacking}: name another with --torch, or leave that out")
         raise OverlayError(
             f"expected what the experiments need in {sys.executable}, found none of them complete ({lacking}): "
             "install it, or leave out --here"
         )
-    return here, left_out
+    return remaining, left_out
+
+
+def _torch(options: argparse.Namespace) -> str:
+    return str(options.torch or "2.13")
 
 
 def _here(experiment: "Experiment", kind: str) -> "Build":
@@ -128,7 +141,7 @@ def _here(experiment: "Experiment", kind: str) -> "Build":
     return builds.here()[0]
 
 
-def _maker(options: argparse.Namespace) -> "Callable[[Experiment, str], Build]":
+def _maker(options: argparse.Namespace, run: "Sequence[Experiment]") -> "Callable[[Experiment, str], Build]":
     from overlay.measure import builds
 
     top = root(options)
@@ -141,11 +154,14 @@ def _maker(options: argparse.Namespace) -> "Callable[[Experiment, str], Build]":
                 f"{project}=={one}" for project in lock.packages for one in builds.releases(lock, project)
             )
             raise OverlayError(f"expected one of the releases {known}, found {version}: name one of these")
-        chosen[owners[0]] = version
+        if chosen.setdefault(owners[0], version) != version:
+            options.parser.error(f"--release {chosen[owners[0]]} and {version} are both of {owners[0]}: name one")
+        if all(one.project != owners[0] for one in run):
+            options.parser.error(f"--release {version} is of {owners[0]}, which {options.what} does not run")
 
     def make(experiment: "Experiment", kind: str) -> "Build":
         release = chosen.get(experiment.project) or builds.releases(lock, experiment.project)[0]
-        environment = f"{experiment.environment}-{options.torch}"
+        environment = f"{experiment.environment}-{_torch(options)}"
         return builds.made_one(lock, top, experiment.project, release, kind, environment, experiment.beside(kind))
 
     return make

@@ -23,6 +23,9 @@ CHANNEL = "OVERLAY_ROWS"
 _LONGEST = 4000
 """Characters of what a worker wrote to stderr that its error has."""
 
+_LAST_WORDS = 5.0
+"""Seconds that a worker has to end, once it has closed its channel."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -60,12 +63,15 @@ def read(command: Sequence[str], environment: Mapping[str, str], told: Any, pati
             os.close(theirs)
         try:
             for line in _lines(source, patience):
-                row = json.loads(line)
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    raise WorkerError(f"gave {line[:80]!r} as an answer, which is no JSON\n{_end(said)}") from None
                 if row is None:
                     return
                 yield row
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)  # its last words may still be on their way
+                process.wait(_LAST_WORDS)
         except TimeoutError:
             raise WorkerError(f"took more than {patience:.0f} s for one answer\n{_end(said)}") from None
         finally:
@@ -73,8 +79,7 @@ def read(command: Sequence[str], environment: Mapping[str, str], told: Any, pati
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit status {code}"
-        raise WorkerError(f"{how} before it was done\n{_end(said)}")
+        raise WorkerError(f"{_how(code)} before it was done\n{_end(said)}")
 
 
 def _lines(source: Any, patience: float) -> Iterator[bytes]:
@@ -92,6 +97,16 @@ def _lines(source: Any, patience: float) -> Iterator[bytes]:
         for line in lines:
             yield line
             deadline = time.monotonic() + patience
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "closed its channel"
+    if code >= 0:
+        return f"ended with exit status {code}"
+    named = signal.Signals(-code).name if -code in set(signal.Signals) else "no name for it"
+    why = "; often there is no memory left" if -code == signal.SIGKILL else ""
+    return f"was killed by signal {-code} ({named}{why})"
 
 
 def _end(said: Any) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from overlay.errors import OverlayError
 from overlay.measure import rows
 from overlay.measure.builds import Build
 from overlay.measure.experiments import contracts, fsdp2, te, zero3
@@ -53,9 +54,15 @@ class Report:
             for kind, why in table.failed.items()
         ]
         for table in self.tables if self.judged else ():
-            for line in table.wrong(self.judged or ""):
-                cell = line.cells[self.judged or ""]
-                found.append(f"{table.name} on {self.judged}: {line.group}, {line.case}: {cell.text}")
+            if self.judged in table.failed:
+                continue
+            if not table.lines:
+                found.append(f"{table.name} on {self.judged}: not measured: there was no case")
+            for line in table.lines:
+                cell = line.cells.get(self.judged or "")
+                if cell is None or not cell.right:
+                    text = "not measured" if cell is None else cell.text
+                    found.append(f"{table.name} on {self.judged}: {line.group}, {line.case}: {text}")
         return found
 
 
@@ -86,7 +93,7 @@ def run(plan: Plan) -> Report:
         OverlayError: a build cannot be made.
     """
     judged = next((kind for kind in ("patched", "here") if kind in plan.kinds), None)
-    report, used = Report(judged), []
+    report, used, keep = Report(judged), [], plan.keep
     for experiment in plan.experiments:
         if plan.place is not None and plan.place.rank and not experiment.ranks:
             continue  # of one process, which is rank 0's
@@ -99,19 +106,26 @@ def run(plan: Plan) -> Report:
             key = _key(plan, experiment, build)
             used.append(key)
             try:
-                about, found[kind] = _measured(plan, experiment, build, key)
+                if keep and (kept_rows := _found(key)) is not None:
+                    say(f"{experiment.name} on {build}: measured already, by a run that did not come to its end")
+                    about, *found[kind] = kept_rows
+                else:
+                    about, *found[kind] = _measured(plan, experiment, build)
+                    keep = keep and _keep(key, [about, *found[kind]])
                 release = str(about.get(experiment.project) or build.release)
             except rows.WorkerError as error:
                 failed[kind] = _reason(str(error))
                 say(f"{experiment.name} on {build}: {failed[kind]}")
                 release = build.release
-            columns.append(Column(kind, [release.partition("+")[0], *experiment.heads(kind)]))
+            heads = [release.partition("+")[0], *experiment.heads(kind)]
+            columns.append(Column(kind, [head for head in heads if head]))
         lines = experiment.lines(found)
         report.tables.append(
             Table(experiment.name, experiment.title, _about(plan, experiment, about), columns, lines, failed)
         )
-    for key in used:
-        kept.forget(_KEPT, key)
+    for key in used if plan.keep else ():
+        with contextlib.suppress(OSError):  # the folder cannot be written any more
+            kept.forget(_KEPT, key)
     return report
 
 
@@ -120,16 +134,13 @@ def missing(experiment: Experiment) -> list[str]:
     return [name for name in experiment.needs if find_spec(name) is None]
 
 
-def _measured(plan: Plan, experiment: Experiment, build: Build, key: str) -> tuple[Row, list[Row]]:
-    """The first row, and the others.
+def _measured(plan: Plan, experiment: Experiment, build: Build) -> list[Row]:
+    """What the worker has and how much it does, and its rows; those are of rank 0.
 
     Raises:
-        WorkerError: see `rows.read`.
+        WorkerError: see `rows.read`; or it left rows out.
     """
-    what = f"{experiment.name} on {build}"
-    if plan.keep and (found := _found(key)) is not None:
-        say(f"{what}: as the run found that was stopped")
-        return found[0], found[1:]
+    first = plan.place is None or plan.place.rank == 0
     variables = dict(build.variables(1))
     command = [build.interpreter, "-P", str(experiment.worker)]
     told = {
@@ -144,12 +155,22 @@ def _measured(plan: Plan, experiment: Experiment, build: Build, key: str) -> tup
         for row in rows.read(command, variables, told, PATIENCE):
             if seen and bar is not None:
                 bar.advance(1)
-            elif not seen and (plan.place is None or plan.place.rank == 0):
-                bar = stack.enter_context(Progress(what, int(row["total"]), "cases"))
+            elif not seen and first:
+                bar = stack.enter_context(Progress(f"{experiment.name} on {build}", int(row["total"]), "cases"))
             seen.append(row)
-    if plan.keep:
-        kept.keep(_KEPT, key, {"at": time.time(), "rows": seen})
-    return seen[0], seen[1:]
+    if not seen or (first and len(seen) - 1 != seen[0]["total"]):
+        raise rows.WorkerError(f"gave {max(0, len(seen) - 1)} of {seen[0]['total'] if seen else 'its'} cases")
+    return seen
+
+
+def _keep(key: str, found: list[Row]) -> bool:
+    """Whether it could be kept: a cache that cannot be written is no reason to stop."""
+    try:
+        kept.keep(_KEPT, key, {"at": time.time(), "rows": found})
+        return True
+    except (OSError, OverlayError) as error:
+        say(f"what is found is not kept for the next run, should this one be stopped: {error}")
+        return False
 
 
 def _found(key: str) -> list[Row] | None:

@@ -21,6 +21,11 @@ class Cell:
     said: str = ""
 
 
+def figure(error: float, rounding: float) -> str:
+    """A relative error for a cell: one that is more than rounding is not shown as none."""
+    return f"{error:.3f}" if error <= rounding or 0.0005 <= error < 1000 else f"{error:.0e}"
+
+
 def first_line(said: str) -> str:
     """Of what an error said."""
     return next((line.strip() for line in said.splitlines() if line.strip()), "no message")

@@ -4,11 +4,12 @@ DeepSpeed before 0.19.3 partitions frozen parameters again while a non-reentrant
 upstream is the newest transformers with the DeepSpeed that is mended.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from overlay.measure.experiments.experiment import Experiment, Row
-from overlay.measure.experiments.table import Cell, Line, first_line
+from overlay.measure.experiments.table import Cell, Line, figure, first_line
 
 FAULTY, FIXED = "0.19.2", "0.19.3"
 """Versions of DeepSpeed."""
@@ -69,21 +70,24 @@ def _cell(case: str, row: Row, reference: Row) -> Cell:
         said = reference["error"]
         return Cell("no reference", False, f"no reference: without checkpointing, {first_line(said)}", said)
     error = relative_error(row["gradients"], reference["gradients"])
-    return Cell(f"{error:.3f}", error <= ROUNDING)
+    return Cell(figure(error, ROUNDING), error <= ROUNDING)
 
 
 def relative_error(found: Mapping[str, Sequence[float]], expected: Mapping[str, Sequence[float]]) -> float:
     """The largest difference of a gradient's norm or sum, relative to its norm; one that is missing differs by all.
+    NaN where one of them is.
 
     Args:
         found: by the name of a parameter, the norm and the sum of its gradient.
         expected: the same without checkpointing.
     """
-    largest = 0.0 if expected else float("inf")
+    errors = []
     for name, (norm, total) in expected.items():
         ours, sum_of_ours = found.get(name, (0.0, 0.0))
-        largest = max(largest, max(abs(ours - norm), abs(sum_of_ours - total)) / norm if norm else abs(ours))
-    return largest
+        errors += [abs(ours - norm) / norm, abs(sum_of_ours - total) / norm] if norm else [abs(ours)]
+    if any(map(math.isnan, errors)):  # which no comparison is true of, so that `max` may pass over it
+        return math.nan
+    return max(errors, default=math.inf)
 
 
 EXPERIMENT = Experiment(

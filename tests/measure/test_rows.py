@@ -1,0 +1,110 @@
+"""A worker's rows: they come as they are put, and how it ended is said in two lines."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlay.measure import rows
+from tests.variants import ROOT
+
+HEAD = "import json, os, signal, sys, time\nfrom overlay.measure import rows\ntold = rows.told()\n"
+CHANNEL = "json.loads(os.environ['OVERLAY_ROWS'])['descriptor']"
+
+
+def read(tmp_path: Path, body: str, told: Any = None, patience: float = 20) -> Iterator[Any]:
+    """The rows of a worker that does `body`."""
+    worker = tmp_path / "stub_worker.py"
+    worker.write_text(HEAD + body, "utf-8")
+    return rows.read([sys.executable, "-P", str(worker)], {**os.environ, "PYTHONPATH": str(ROOT)}, told, patience)
+
+
+def error(tmp_path: Path, body: str, patience: float = 20) -> list[str]:
+    """The lines of the error that a worker ends with."""
+    with pytest.raises(rows.WorkerError) as raised:
+        list(read(tmp_path, body, patience=patience))
+    return str(raised.value).splitlines()
+
+
+def test_rows_come_as_they_are_put(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    found = read(tmp_path, "rows.put(1)\nwhile not os.path.exists(told): time.sleep(0.02)\nrows.done()", str(go))
+    assert next(found) == 1  # the second is not there before this one was read
+    go.touch()
+    assert list(found) == []
+
+
+def test_what_is_asked_and_what_is_answered_may_be_anything_that_json_writes(tmp_path: Path) -> None:
+    asked = {"cases": ["a", None, 1.5, "\x1b[31m\nü"]}
+    (again, large, *many) = read(
+        tmp_path, "rows.put(told)\nrows.put('x' * 3_000_000)\nfor i in range(2000): rows.put(i)\nrows.done()", asked
+    )
+    assert again == asked
+    assert large == "x" * 3_000_000
+    assert many == list(range(2000))
+
+
+def test_what_a_worker_prints_is_no_row(tmp_path: Path) -> None:
+    body = "print('{}')\nsys.stderr.write('3\\n')\nos.system('echo 4')\nrows.put(1)\nprint(2)\nrows.done()"
+    assert list(read(tmp_path, body)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("body", "how", "last"),
+    [
+        ("import no_such_library", "ended with exit status 1 before it was done", "No module named 'no_such_library'"),
+        ("rows.put(1)\nsys.exit('no GPU is left')", "ended with exit status 1 before it was done", "no GPU is left"),
+        ("rows.put(1)", "ended with exit status 0 before it was done", None),
+        (f"os.write({CHANNEL}, b'[1, 2')", "ended with exit status 0 before it was done", None),
+        (f"os.write({CHANNEL}, b'hello\\n')", "gave b'hello' as an answer, which is no JSON", None),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "was killed by signal 9 (SIGKILL; often there is no memory left) before it was done",
+            None,
+        ),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "was killed by signal 11 (SIGSEGV) before it was done", None),
+    ],
+    ids=["an import", "an exit", "no end", "half a row", "no JSON", "killed", "a fault in native code"],
+)
+def test_how_a_worker_ended(tmp_path: Path, body: str, how: str, last: str | None) -> None:
+    first, *said = error(tmp_path, body)
+    assert first == how
+    assert last is None or said[-1].endswith(last)
+
+
+def test_a_worker_that_is_silent_is_ended(tmp_path: Path) -> None:
+    body = "rows.put(1)\nsys.stderr.write(f'{os.getpid()}\\n'); sys.stderr.flush()\ntime.sleep(60)"
+    began = time.monotonic()
+    first, pid = error(tmp_path, body, patience=1.5)
+    assert first == "took more than 2 s for one answer"
+    assert time.monotonic() - began < 15
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+
+
+def test_the_patience_is_for_each_row(tmp_path: Path) -> None:
+    body = "for i in range(4):\n    rows.put(i)\n    time.sleep(0.7)\nrows.done()"
+    assert list(read(tmp_path, body, patience=2)) == [0, 1, 2, 3]
+
+
+def test_a_worker_that_closes_its_channel_and_stays_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_LAST_WORDS", 0.5)
+    assert error(tmp_path, f"os.close({CHANNEL})\ntime.sleep(60)") == ["closed its channel before it was done"]
+
+
+def test_of_much_that_was_said_the_end_is_there(tmp_path: Path) -> None:
+    _, *said = error(tmp_path, "print('noise\\n' * 100_000, flush=True)\nsys.exit('the reason')")
+    assert said[-1] == "the reason"
+    assert sum(map(len, said)) < 5000
+
+
+def test_who_reads_no_further_leaves_no_worker(tmp_path: Path) -> None:
+    found = read(tmp_path, "rows.put(os.getpid())\ntime.sleep(60)")
+    pid = next(found)
+    del found
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
