@@ -62,7 +62,7 @@ def _side_by_side(
         lines.append(" " * room + _row([head[i] if i < len(head) else "" for head in heads], sizes))
     for line, group in _grouped(table, columns):
         lines += group
-        *first, last = _case(line.case, room)
+        *first, last = _case(line.case, room, columns)
         cells = _row([_shown(line.cells.get(column.kind)) for column in shown], sizes)
         # A word that is longer than the room stands alone
         lines += [*first, f"{last:{room}}{cells}"] if len(last) <= room else [*first, last, " " * room + cells]
@@ -75,7 +75,7 @@ def _one_below_the_other(
     size = max(len(column.kind) for column in shown) + 1
     lines = [line for kind, *head in heads if head for line in wrapped(" ".join(head), f"{kind}: ", columns)]
     for line, group in _grouped(table, columns):
-        lines += [*group, *_case(line.case, columns, broken=True)]
+        lines += [*group, *_case(line.case, columns, columns)]
         lines += [f"    {column.kind:{size}}{_shown(line.cells.get(column.kind))}" for column in shown]
     return lines
 
@@ -100,11 +100,9 @@ def _shown(cell: Cell | None) -> str:
     return text if cell.right else _MARK + text
 
 
-def _case(text: str, room: int, broken: bool = False) -> list[str]:
-    """
-    Args:
-        broken: whether a word that is longer than the room is broken, or is a line that is longer.
-    """
+def _case(text: str, room: int, columns: int) -> list[str]:
+    """A name that is longer than the room is not broken, but for one that is longer than the terminal is wide."""
+    broken = any(len(word) + 4 > columns for word in text.split())
     return textwrap.wrap(
         text, room, initial_indent="  ", subsequent_indent="    ", break_long_words=broken, break_on_hyphens=False
     )
