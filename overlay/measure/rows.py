@@ -79,7 +79,20 @@ def read(command: Sequence[str], environment: Mapping[str, str], told: Any, pati
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        raise WorkerError(f"{_how(code)} before it was done\n{_end(said)}")
+        raise WorkerError(f"{'closed its channel' if code is None else how(code)} before it was done\n{_end(said)}")
+
+
+def how(code: int) -> str:
+    """How a process ended, by its exit code, which is below 0 for a signal."""
+    if code >= 0:
+        return f"ended with exit status {code}"
+    number = -code
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    memory = ", as when memory runs out" if number == signal.SIGKILL else ""
+    return f"was killed ({name}{memory})"
 
 
 def _lines(source: Any, patience: float) -> Iterator[bytes]:
@@ -97,16 +110,6 @@ def _lines(source: Any, patience: float) -> Iterator[bytes]:
         for line in lines:
             yield line
             deadline = time.monotonic() + patience
-
-
-def _how(code: int | None) -> str:
-    if code is None:
-        return "closed its channel"
-    if code >= 0:
-        return f"ended with exit status {code}"
-    named = signal.Signals(-code).name if -code in set(signal.Signals) else "no name for it"
-    why = "; often there is no memory left" if -code == signal.SIGKILL else ""
-    return f"was killed by signal {-code} ({named}{why})"
 
 
 def _end(said: Any) -> str:

@@ -47,8 +47,8 @@ def package(name: str, folder: Path) -> None:
 
 def load_operations() -> None:
     spec = importlib.util.find_spec("transformer_engine")
-    assert spec is not None
-    assert spec.submodule_search_locations
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("No module named 'transformer_engine'", name="transformer_engine")
     root = Path(spec.submodule_search_locations[0])
     for name in (
         "transformer_engine",
