@@ -182,6 +182,11 @@ def other_release(experiment: Experiment, kind: str) -> Build:
     return made(experiment, kind, "2.0")
 
 
+def interpreter(experiment: Experiment, kind: str) -> Build:
+    here = Path(sys.executable)
+    return replace(made(experiment, kind), interpreter=f"{here.parent}/./{here.name}")
+
+
 def laid_over(experiment: Experiment, kind: str) -> Build:
     return replace(made(experiment, kind), laid_over=(ROOT,))
 
@@ -190,6 +195,8 @@ OTHERS: dict[str, Callable[[Stub], Stub]] = {
     "ranks": lambda stub: stub.having(ranks=3),
     "backend": lambda stub: stub.having(backend="nccl"),
     "release": lambda stub: stub.having(build=other_release),
+    "interpreter": lambda stub: stub.having(build=interpreter),
+    "experiment": lambda stub: stub.having(experiments=[replace(stub.plan.experiments[0], name="other")]),
     "what is laid over": lambda stub: stub.having(build=laid_over),
     "what is asked": lambda stub: stub.told(more=1),
     "here": lambda stub: stub.having(keep=False),

@@ -121,7 +121,7 @@ def _notes(table: Table, columns: int) -> list[str]:
 def _verdict(report: Report, columns: int) -> list[str]:
     if report.off:
         lines = ["off:", *(part for line in report.off for part in wrapped(line, "- ", columns))]
-        if report.judged == "here" and any(table.wrong("here") for table in report.tables):
+        if any(table.wrong("here") for table in report.tables):
             lines += wrapped("`python -m overlay doctor` says what is installed here, and what mends it", "", columns)
         return lines
     if report.judged is None:
