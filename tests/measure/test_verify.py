@@ -337,21 +337,34 @@ def test_without_patched_it_exits_0_and_says_that_nothing_is_judged(capsys: pyte
     assert capsys.readouterr().out.endswith("\n\nnothing is judged, for the column `patched` was left out\n")
 
 
-def test_all_without_an_environment_for_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plans: list[verify.Plan] = []
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[verify.Plan]:
+    """The plans that commands have made; none is run."""
+    found: list[verify.Plan] = []
 
     def run(plan: verify.Plan) -> verify.Report:
-        plans.append(plan)
+        found.append(plan)
         return verify.Report(None)
 
     monkeypatch.setattr(verify, "run", run)
+    return found
+
+
+def test_all_without_an_environment_for_one(plans: list[verify.Plan], capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--torch", "2.14", "--json") == 0
     assert [one.name for one in plans[0].experiments] == ["fsdp2", "te", "contracts"]
     assert json.loads(capsys.readouterr().out)["left_out"] == {
         "zero3": "there is no environment for it with torch 2.14"
     }
+
+
+def test_a_plan(plans: list[verify.Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    command("--against", "latest,stock")
+    assert (plans[0].kinds, plans[0].ranks, plans[0].backend, plans[0].keep) == (("stock", "latest"), 2, "gloo", True)
+    assert [one.name for one in plans[0].experiments] == ["fsdp2", "te", "zero3", "contracts"]
+    monkeypatch.setattr(verify, "missing", lambda experiment: [])
+    command("te", "--here", "--ranks", "3")  # what is installed may have changed since a run was stopped
+    assert (plans[1].kinds, plans[1].ranks, plans[1].keep) == (("here",), 3, False)
 
 
 def test_stopped_and_run_again_for_a_program() -> None:
