@@ -48,9 +48,10 @@ def test_what_is_asked_and_what_is_answered_may_be_anything_that_json_writes(tmp
     assert many == list(range(2000))
 
 
-def test_what_a_worker_prints_is_no_row(tmp_path: Path) -> None:
+def test_what_a_worker_prints_is_no_row_and_not_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     body = "print('{}')\nsys.stderr.write('3\\n')\nos.system('echo 4')\nrows.put(1)\nprint(2)\nrows.done()"
     assert list(read(tmp_path, body)) == [1]
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
