@@ -54,6 +54,19 @@ MANY = [
 ]
 
 
+def test_several_experiments_end_with_one_table_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = table([line("1 forward", RIGHT, RIGHT, RIGHT), line("2 forwards", WRONG, RIGHT, WRONG)], name="fsdp2")
+    second = table([line("default", None, RIGHT, RIGHT)], failed={"stock": "it ended"})
+    lines = shown(monkeypatch, report(first, second))
+    summary = lines.index("all  the cases that are not as they should be")
+    assert [line.split() for line in lines[summary + 1 : summary + 4]] == [
+        ["stock", "patched", "latest"],
+        ["fsdp2,", "2", "cases", "!", "1", "wrong", "right", "!", "1", "wrong"],
+        ["zero3,", "1", "case", "!", "not", "measured", "right", "right"],
+    ]
+    assert "all  " not in "\n".join(shown(monkeypatch, report(first)))
+
+
 def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(monkeypatch, report(table(MANY[:2]))) == [
         "zero3  relative error of the gradients",
@@ -107,7 +120,8 @@ def test_no_line_is_wider_than_the_terminal(
     one = report(table(MANY, *kinds, failed=failed if "latest" in kinds else {}), table(MANY, *kinds))
     lines = shown(monkeypatch, one, columns)
     assert [line for line in lines if len(line) > columns or line != line.rstrip()] == []
-    assert sum(line.count("! ") for line in lines) == sum(
+    (summary,) = [i for i, line in enumerate(lines) if line.startswith("all  ")]
+    assert sum(line.count("! ") for line in lines[:summary]) == sum(
         not cell.right for one in MANY for kind, cell in one.cells.items() if kind in kinds
     ) + sum(not cell.right for one in MANY for kind, cell in one.cells.items() if kind in kinds and kind != "latest")
 

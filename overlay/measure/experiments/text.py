@@ -23,13 +23,35 @@ _ROOM = 20
 
 
 def of(report: Report) -> str:
-    """One table an experiment, what is not self-evident in it, and the verdict. It is plain (`errors.escaped`)."""
+    """A table of each experiment, what is not self-evident in it, one of all, and the verdict.
+
+    It is plain (`errors.escaped`).
+    """
     columns = width()
     parts = [_table(table, columns) for table in report.tables]
+    if len(report.tables) > 1:
+        parts.append(_table(_summary(report.tables), columns))
     for name, why in report.left_out.items():
         parts.append("\n".join(wrapped(f"left out: {why}", f"{name}  ", columns)))
     parts.append("\n".join(_verdict(report, columns)))
     return escaped("\n\n".join(parts), kept="\n")
+
+
+def _summary(tables: Sequence[Table]) -> Table:
+    """How many cases of each experiment are not as they should be."""
+    kinds = dict.fromkeys(column.kind for table in tables for column in table.columns)
+    lines = []
+    for table in tables:
+        cells = {}
+        for kind in kinds:
+            wrong = len(table.wrong(kind))
+            if kind in table.failed:
+                cells[kind] = Cell("not measured", False)
+            elif any(column.kind == kind for column in table.columns):
+                cells[kind] = Cell(f"{wrong} wrong", False) if wrong else Cell("right", True)
+        lines.append(Line("", f"{table.name}, {len(table.lines)} case{'s' * (len(table.lines) != 1)}", cells))
+    columns = [Column(kind, ()) for kind in kinds]
+    return Table("all", "the cases that are not as they should be", "", columns, lines)
 
 
 def _table(table: Table, columns: int) -> str:
