@@ -111,13 +111,21 @@ def _free(place: Path) -> str:
 
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM unwinds as Ctrl-C does, so that temporary folders go."""
+    """SIGTERM and SIGHUP (the terminal has gone) unwind as Ctrl-C does, so that temporary folders go.
+
+    What is ignored stays so, as `nohup` has it.
+    """
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in signals}
+    for number in signals:
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in signals:
+            signal.signal(number, before[number])

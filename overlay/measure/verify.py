@@ -80,13 +80,15 @@ class Plan:
 
 
 def run(plan: Plan) -> Report:
-    """Runs the plan. On a rank that is not the first, the report has no rows.
+    """Runs the plan. On a rank that is not the first, the report has what that one saw of what all ranks run.
 
     Raises:
         OverlayError: a build cannot be made.
     """
     judged = next((kind for kind in ("patched", "here") if kind in plan.kinds), None)
     report, used = Report(judged), []
+    names = [(experiment.name, kind) for experiment in plan.experiments for kind in plan.kinds]
+    numbers = {name: number for number, name in enumerate(names)}
     for experiment in plan.experiments:
         if plan.place is not None and plan.place.rank and not experiment.ranks:
             continue  # of one process, which is rank 0's
@@ -99,7 +101,7 @@ def run(plan: Plan) -> Report:
             key = _key(plan, experiment, build)
             used.append(key)
             try:
-                about, found[kind] = _measured(plan, experiment, build, key)
+                about, found[kind] = _measured(plan, experiment, build, key, numbers[experiment.name, kind])
                 release = str(about.get(experiment.project) or build.release)
             except rows.WorkerError as error:
                 failed[kind] = _reason(str(error))
@@ -120,8 +122,11 @@ def missing(experiment: Experiment) -> list[str]:
     return [name for name in experiment.needs if find_spec(name) is None]
 
 
-def _measured(plan: Plan, experiment: Experiment, build: Build, key: str) -> tuple[Row, list[Row]]:
+def _measured(plan: Plan, experiment: Experiment, build: Build, key: str, number: int) -> tuple[Row, list[Row]]:
     """The first row, and the others.
+
+    Args:
+        number: of this measurement among those of the plan, which is the same on every rank.
 
     Raises:
         WorkerError: see `rows.read`.
@@ -135,13 +140,13 @@ def _measured(plan: Plan, experiment: Experiment, build: Build, key: str) -> tup
     told = {
         "ranks": [plan.ranks],
         "backend": plan.backend,
-        "name": f"{experiment.name}/{build.kind}",
+        "name": f"{number:03} {what}",
         **experiment.told,
     }
     seen: list[Row] = []
     with contextlib.ExitStack() as stack:
         bar: Progress | None = None
-        for row in rows.read(command, variables, told, PATIENCE):
+        for row in stack.enter_context(contextlib.closing(rows.read(command, variables, told, PATIENCE))):
             if seen and bar is not None:
                 bar.advance(1)
             elif not seen and (plan.place is None or plan.place.rank == 0):
