@@ -74,9 +74,10 @@ class Run:
         found = self.processes("_worker.py")
         return [pid for pid in found if parent(pid) in found]
 
-    def wait_for(self, count: int, word: str = "_worker.py") -> list[int]:
-        until(lambda: len(self.processes(word)) >= count, self.said)
-        return self.processes(word)
+    def wait(self) -> list[int]:
+        """The worker, or those of both ranks, and what they have started: when both ranks are at work."""
+        until(lambda: len(list(self.folder.glob("overlay-worker-*/begun-?"))) == 2, self.said)
+        return self.processes("_worker.py")
 
     def end(self) -> tuple[int, str, str]:
         """Its exit code, and what it said."""
@@ -127,7 +128,7 @@ Start = Callable[..., Run]
 )
 def test_stopped(start: Start, number: int, code: int) -> None:
     run = start("fsdp2", cases=10**6)
-    run.wait_for(3)
+    run.wait()
     run.process.send_signal(number)
     stopped = time.monotonic()
     assert run.end()[0] == code
@@ -140,17 +141,15 @@ def test_stopped(start: Start, number: int, code: int) -> None:
 
 def test_a_terminal_that_goes_does_not_stop_what_nohup_has_started(start: Start) -> None:
     run = start("fsdp2", cases=20, launcher=["nohup"])
-    run.wait_for(3)
+    run.wait()
     run.process.send_signal(signal.SIGHUP)
     assert run.end()[0] == 0
 
 
 def test_a_rank_is_killed(start: Start) -> None:
     run = start("fsdp2", cases=10**6)
-    run.wait_for(3)
-    ranks = until(run.ranks, run.said)
-    time.sleep(0.5)
-    os.kill(ranks[-1], signal.SIGKILL)
+    run.wait()
+    os.kill(max(run.ranks()), signal.SIGKILL)
     killed = time.monotonic()
     code, said, _ = run.end()
     assert time.monotonic() - killed < SOON
@@ -161,7 +160,7 @@ def test_a_rank_is_killed(start: Start) -> None:
 
 def test_the_worker_is_killed_and_the_next_experiment_is_run(start: Start) -> None:
     run = start("all", cases=40)
-    worker, *_ = run.wait_for(3)
+    worker = min(run.wait())
     os.kill(worker, signal.SIGKILL)
     code, said, _ = run.end()
     assert code == 1
@@ -226,8 +225,8 @@ def test_no_launcher_but_its_variables(start: Start, tmp_path: Path) -> None:
     """And one host that is late: it has environments to make."""
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     first = start("all", RANK="0", PATIENCE="4", heartbeat=1, **variables)
-    first.wait_for(1)
-    time.sleep(5)
+    until(lambda: first.processes("_worker.py"), first.said)
+    time.sleep(7)
     (tmp_path / "second").mkdir()
     second = Run(tmp_path / "second", [], "all", RANK="1", **variables)
     code, said, _ = first.end()
@@ -257,14 +256,12 @@ def test_a_launched_rank_that_is_killed_takes_its_experiment_with_it(start: Star
     run.assert_gone()
 
 
-def test_launched_again_after_a_failure(start: Start, tmp_path: Path) -> None:
+def test_launched_again_after_a_failure(start: Start) -> None:
     """`torchrun` keeps the store of the first time."""
     launcher = torchrun("--standalone", "--nproc-per-node", 2, "--max-restarts", 1)
     run = start("fsdp2", launcher=launcher, cases=40)
-    workers = run.wait_for(2)
-    time.sleep(1)
-    verifying = [pid for pid in run.processes("verify_program.py") if parent(pid) in map(parent, map(parent, workers))]
-    os.kill(verifying[0], signal.SIGKILL)
+    worker, _ = run.wait()
+    os.kill(parent(worker), signal.SIGKILL)
     code, said, errors = run.end()
     assert code == 0, errors
     assert said.count(" 1.0\n") == 40
@@ -274,7 +271,7 @@ def test_launched_again_after_a_failure(start: Start, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_torchrun_is_stopped(start: Start, number: int) -> None:
     run = start("fsdp2", launcher=torchrun("--standalone", "--nproc-per-node", 2), cases=10**6)
-    run.wait_for(2)
+    run.wait()
     run.process.send_signal(number)
     stopped = time.monotonic()
     run.end()
