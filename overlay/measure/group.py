@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,28 +91,26 @@ def _together(world: int, task: Task, put: Callable[[Any], None], backend: str) 
     context = multiprocessing.get_context(_start_method(backend))
     found, finds = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="overlay-ranks-") as folder:
-        # A rendezvous in a file needs no port that another process could take.
-        meeting = f"file://{folder}/meeting"
         ranks = [
-            context.Process(target=_started, args=(rank, world, meeting, task, backend, os.getpid(), finds))
+            context.Process(target=_started, args=(rank, world, Path(folder), task, backend, os.getpid(), finds))
             for rank in range(world)
         ]
         try:
             for process in ranks:
                 process.start()
             finds.close()  # so that it ends with rank 0, which alone keeps it
-            _follow(ranks, found, put)
+            _follow(ranks, Path(folder), found, put)
         finally:
             for process in ranks:
                 if process.pid is not None:
                     process.kill()
 
 
-def _follow(ranks: Sequence[Any], found: Any, put: Callable[[Any], None]) -> None:
+def _follow(ranks: Sequence[Any], folder: Path, found: Any, put: Callable[[Any], None]) -> None:
     """Until all ranks have ended.
 
     Raises:
-        SystemExit: as soon as one of them has ended with an error; what an exception said is on stderr by then.
+        SystemExit: as soon as one of them has ended with an error; says of the first one what that was.
     """
     running, more = dict(enumerate(ranks)), True
     while more or running:
@@ -126,11 +125,12 @@ def _follow(ranks: Sequence[Any], found: Any, put: Callable[[Any], None]) -> Non
         for rank, process in ended.items():
             process.join()
             del running[rank]
-        rank, process = min(ended.items(), key=lambda item: item[1].exitcode)  # a signal, which is why others end
-        if process.exitcode < 0:
-            sys.exit(f"rank {rank} {rows.how(process.exitcode)}")
-        if any(process.exitcode for process in ended.values()):
-            sys.exit(1)
+        # A rank that was killed leaves no word, and is why others fail
+        words = {rank: folder / f"error-{rank}" for rank, process in ended.items() if process.exitcode}
+        if silent := [rank for rank, word in words.items() if not word.exists()]:
+            sys.exit(f"rank {silent[0]} {rows.how(ended[silent[0]].exitcode)}")
+        if words:
+            sys.exit(min(words.values(), key=lambda word: word.stat().st_mtime_ns).read_text("utf-8"))
 
 
 def _next(found: Any) -> Any:
@@ -164,14 +164,23 @@ def agreed(error: Exception) -> None:
         sys.exit(f"another rank has ended, or hangs: {error}")
 
 
-def _started(rank: int, world: int, meeting: str, task: Task, backend: str, parent: int, finds: Any) -> None:
+def _started(rank: int, world: int, folder: Path, task: Task, backend: str, parent: int, finds: Any) -> None:
+    try:
+        _take_part(rank, world, folder, task, backend, parent, finds)
+    except BaseException as error:
+        said = str(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+        (folder / f"error-{rank}").write_text(said, "utf-8")
+        raise
+
+
+def _take_part(rank: int, world: int, folder: Path, task: Task, backend: str, parent: int, finds: Any) -> None:
     rows.end_with_parent(parent)
     if rank:
         finds.close()
     torch.set_num_threads(1)
     dist.init_process_group(
         backend,
-        init_method=meeting,
+        init_method=f"file://{folder}/meeting",  # needs no port that another process could take
         rank=rank,
         world_size=world,
         timeout=COLLECTIVE,

@@ -158,6 +158,15 @@ def test_a_rank_is_killed(start: Start) -> None:
     run.assert_gone()
 
 
+def test_a_rank_fails(start: Start) -> None:
+    """It is what is said, and not what others say who have lost it."""
+    run = start("fsdp2", case=1, rank=1, signal=0)
+    code, said, _ = run.end()
+    assert code == 1
+    assert "it ended with exit status 1 before it was done: ValueError: of this rank alone" in " ".join(said.split())
+    run.assert_gone()
+
+
 def test_the_worker_is_killed_and_the_next_experiment_is_run(start: Start) -> None:
     run = start("all", cases=40)
     worker = min(run.wait())
