@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 NAMES = ("fsdp2", "te", "zero3", "contracts")
 KINDS = ("stock", "patched", "latest")
+
+_LINGER = 10.0
+"""Seconds for which a rank that has failed is still there: torchrun ends the others with it, and rank 0, which has most
+often seen it fail, prints what was found."""
 
 
 def add(verbs: Verbs) -> None:
@@ -74,7 +79,7 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from overlay.measure import launch, rows, verify
+    from overlay.measure import gpus, launch, rows, verify
     from overlay.measure.experiments import text
 
     if options.here and (options.against or options.release or options.torch):
@@ -84,6 +89,8 @@ def _run(options: argparse.Namespace) -> int:
         if options.ranks not in (None, place.world):
             options.parser.error(f"this was launched with {place.world} ranks: leave --ranks out")
         rows.end_with_launcher()
+    if options.backend == "nccl":
+        gpus.expect(options.ranks or 2 if place is None else place.local_rank + 1)
     chosen, left_out = _chosen(options)
     plan = verify.Plan(
         experiments=chosen,
@@ -97,7 +104,10 @@ def _run(options: argparse.Namespace) -> int:
     report = verify.run(plan)
     report.left_out.update(left_out)
     if place is not None and place.rank:
-        return 1 if any(table.failed for table in report.tables) else 0
+        if not any(table.failed for table in report.tables):
+            return 0
+        time.sleep(_LINGER)
+        return 1
     if options.json:
         print(json.dumps(text.as_json(report), indent=2, allow_nan=False))  # noqa: T201
     else:

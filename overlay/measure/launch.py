@@ -3,8 +3,12 @@
 Standard library only: this is asked before torch is imported.
 """
 
+import fcntl
 import os
+import socket
+import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 from overlay.errors import OverlayError
 
@@ -49,3 +53,43 @@ def found() -> Place | None:
             f"expected numbers in RANK, WORLD_SIZE and LOCAL_RANK, found {os.environ['RANK']!r}, "
             f"{os.environ['WORLD_SIZE']!r} and {os.environ.get('LOCAL_RANK', '')!r}: run this under torchrun"
         ) from None
+
+
+def address_towards(host: str) -> str:
+    """The address of this machine from which a packet to `host` would go out; none is sent.
+
+    Raises:
+        OSError: there is no such host, or no way to it.
+    """
+    family, kind, protocol, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an address (on Linux), or None where that cannot be told."""
+    if ":" in address:
+        return _interface_of_ipv6(socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex())
+    wanted = socket.inet_aton(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # it has no address
+                continue
+            if found[20:24] == wanted:
+                return name
+    return None
+
+
+_SIOCGIFADDR = 0x8915
+"""netdevice(7): the IPv4 address is in bytes 20 to 23 of the answer."""
+
+
+def _interface_of_ipv6(wanted: str) -> str | None:
+    try:
+        table = [line.split() for line in Path("/proc/net/if_inet6").read_text("ascii").splitlines()]
+    except OSError:
+        return None
+    return next((line[5] for line in table if line[0] == wanted), None)

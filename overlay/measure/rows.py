@@ -14,8 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from overlay.errors import OverlayError
 
 CHANNEL = "OVERLAY_ROWS"
 """The variable that tells a worker what it is asked, the descriptor for its rows, and who reads them."""
@@ -28,13 +30,18 @@ _LAST_WORDS = 5.0
 
 _PR_SET_PDEATHSIG = 1
 
+_ALIVE, _REFUSAL = b"", b"!"
+"""What a line that is no row begins with, or is: neither is JSON."""
+
 
 class WorkerError(Exception):
     """A worker ended before it was done, or took too long: the first line says which, the last what it said last."""
 
 
-def read(command: Sequence[str], environment: Mapping[str, str], told: Any, patience: float) -> Iterator[Any]:
-    """Starts a worker, and yields its rows. It and what it started are gone when this ends.
+def read(
+    command: Sequence[str], environment: Mapping[str, str], told: Any, patience: float
+) -> Generator[Any, None, None]:
+    """Starts a worker, and yields its rows. It and what it started are gone when this ends, and their temporary files.
 
     Args:
         told: what it is asked, for JSON.
@@ -42,9 +49,12 @@ def read(command: Sequence[str], environment: Mapping[str, str], told: Any, pati
 
     Raises:
         WorkerError: it ended before it was done, or took too long.
+        OverlayError: it says that it can be run on no build (`refuse`).
     """
     ours, theirs = os.pipe()
     with (
+        # It is killed, so it cannot clean up itself
+        tempfile.TemporaryDirectory(prefix="overlay-worker-", ignore_cleanup_errors=True) as folder,
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said,
         os.fdopen(ours, "rb", buffering=0) as source,
     ):
@@ -52,7 +62,7 @@ def read(command: Sequence[str], environment: Mapping[str, str], told: Any, pati
         try:
             process = subprocess.Popen(
                 command,
-                env={**environment, CHANNEL: channel},
+                env={**environment, CHANNEL: channel, "TMPDIR": folder},
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
@@ -63,6 +73,10 @@ def read(command: Sequence[str], environment: Mapping[str, str], told: Any, pati
             os.close(theirs)
         try:
             for line in _lines(source, patience):
+                if line == _ALIVE:
+                    continue
+                if line.startswith(_REFUSAL):
+                    raise OverlayError(json.loads(line.removeprefix(_REFUSAL)))
                 try:
                     row = json.loads(line)
                 except ValueError:
@@ -119,21 +133,40 @@ def _end(said: Any) -> str:
 
 def told() -> Any:
     """In a worker: what it is asked. From here on it ends with who reads its rows."""
-    channel = _channel()
-    end_with_parent(channel["reader"])
-    return channel["told"]
+    end_with_parent(_channel()["reader"])
+    return asked()
+
+
+def asked() -> Any:
+    """In a worker, or a rank that it has started: what the worker is asked."""
+    return _channel()["told"]
 
 
 def put(row: Any) -> None:
     """In a worker: one more row, for JSON. Not None."""
-    data = (json.dumps(row) + "\n").encode()
-    while data:
-        data = data[os.write(_channel()["descriptor"], data) :]
+    _write(json.dumps(row).encode())
+
+
+def alive() -> None:
+    """In a worker: it waits for what may take longer than a row may, and the time for the next row begins anew."""
+    _write(_ALIVE)
+
+
+def refuse(why: str) -> NoReturn:
+    """In a worker: what it is asked can be done with no build here; whoever reads raises `why`, and it ends."""
+    _write(_REFUSAL + json.dumps(why).encode())
+    sys.exit(why)
 
 
 def done() -> None:
     """In a worker: there are no more rows. Without it, its end is a failure."""
     put(None)
+
+
+def _write(line: bytes) -> None:
+    data = line + b"\n"
+    while data:
+        data = data[os.write(_channel()["descriptor"], data) :]
 
 
 def _channel() -> dict[str, Any]:

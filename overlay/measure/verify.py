@@ -87,13 +87,15 @@ class Plan:
 
 
 def run(plan: Plan) -> Report:
-    """Runs the plan. On a rank that is not the first, the report has no rows.
+    """Runs the plan. On a rank that is not the first, the report has what that one saw of what all ranks run.
 
     Raises:
         OverlayError: a build cannot be made.
     """
     judged = next((kind for kind in ("patched", "here") if kind in plan.kinds), None)
     report, used, keep = Report(judged), [], plan.keep
+    names = [(experiment.name, kind) for experiment in plan.experiments for kind in plan.kinds]
+    numbers = {name: number for number, name in enumerate(names)}
     for experiment in plan.experiments:
         if plan.place is not None and plan.place.rank and not experiment.ranks:
             continue  # of one process, which is rank 0's
@@ -110,7 +112,7 @@ def run(plan: Plan) -> Report:
                     say(f"{experiment.name} on {build}: measured already, by a run that did not come to its end")
                     about, *found[kind] = kept_rows
                 else:
-                    about, *found[kind] = _measured(plan, experiment, build)
+                    about, *found[kind] = _measured(plan, experiment, build, numbers[experiment.name, kind])
                     keep = keep and _keep(key, [about, *found[kind]])
                 release = str(about.get(experiment.project) or build.release)
             except rows.WorkerError as error:
@@ -134,29 +136,33 @@ def missing(experiment: Experiment) -> list[str]:
     return [name for name in experiment.needs if find_spec(name) is None]
 
 
-def _measured(plan: Plan, experiment: Experiment, build: Build) -> list[Row]:
+def _measured(plan: Plan, experiment: Experiment, build: Build, number: int) -> list[Row]:
     """What the worker has and how much it does, and its rows; those are of rank 0.
+
+    Args:
+        number: of this measurement among those of the plan, which is the same on every rank.
 
     Raises:
         WorkerError: see `rows.read`; or it left rows out.
     """
+    what = f"{experiment.name} on {build}"
     first = plan.place is None or plan.place.rank == 0
     variables = dict(build.variables(1))
     command = [build.interpreter, "-P", str(experiment.worker)]
     told = {
         "ranks": [plan.ranks],
         "backend": plan.backend,
-        "name": f"{experiment.name}/{build.kind}",
+        "name": f"{number:03} {what}",
         **experiment.told,
     }
     seen: list[Row] = []
     with contextlib.ExitStack() as stack:
         bar: Progress | None = None
-        for row in rows.read(command, variables, told, PATIENCE):
+        for row in stack.enter_context(contextlib.closing(rows.read(command, variables, told, PATIENCE))):
             if seen and bar is not None:
                 bar.advance(1)
             elif not seen and first:
-                bar = stack.enter_context(Progress(f"{experiment.name} on {build}", int(row["total"]), "cases"))
+                bar = stack.enter_context(Progress(what, int(row["total"]), "cases"))
             seen.append(row)
     if not seen or (first and len(seen) - 1 != seen[0]["total"]):
         raise rows.WorkerError(f"gave {max(0, len(seen) - 1)} of {seen[0]['total'] if seen else 'its'} cases")

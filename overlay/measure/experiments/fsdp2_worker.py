@@ -212,6 +212,7 @@ def work(rank: int, world: int, put: Callable[[Any], None], backend: str) -> Non
             except Exception as error:
                 row |= {"error": "refused" if REFUSED in str(error) else type(error).__name__, "said": str(error)}
                 sys.stderr.write(f"{name}: {error}\n")
+                group.agreed(error)
             put(row)
 
 

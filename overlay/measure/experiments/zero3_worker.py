@@ -79,10 +79,13 @@ def llama(**options: Any) -> LlamaForCausalLM:
 EARLY = llama()
 enable(EARLY)
 assert "deepspeed" not in sys.modules
-os.environ.update(DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
+os.environ.update(DS_ACCELERATOR="cuda" if rows.asked()["backend"] == "nccl" else "cpu", DS_BUILD_OPS="0")
 import deepspeed  # noqa: E402
 import deepspeed.ops  # noqa: E402
+from deepspeed.accelerator import get_accelerator  # noqa: E402
 from deepspeed.utils import safe_get_full_grad  # noqa: E402
+
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled, which takes a minute
 
 
 def mixtral() -> MixtralForCausalLM:
@@ -176,7 +179,8 @@ def pixels(i: int) -> Observed:
 
 
 def loss_of(model: Any, inputs: Observed) -> Tensor:
-    found = model(**inputs)
+    device = get_accelerator().current_device_name()
+    found = model(**{name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()})
     return found if isinstance(found, Tensor) else found.loss
 
 
@@ -484,7 +488,7 @@ SCENARIOS: dict[str, Callable[[], Observed]] = {
 
 
 def work(rank: int, world: int, put: Callable[[Any], None], cases: Sequence[str]) -> None:
-    os.environ.setdefault("LOCAL_RANK", str(rank))  # DeepSpeed asks for it
+    os.environ["LOCAL_RANK"] = str(group.local_rank(rank))  # DeepSpeed asks for it
     logging.getLogger("DeepSpeed").setLevel(logging.CRITICAL)
     transformers.logging.set_verbosity_warning()
     logging.getLogger("transformers").handlers[:] = [Handler()]
@@ -496,13 +500,13 @@ def work(rank: int, world: int, put: Callable[[Any], None], cases: Sequence[str]
         except Exception as error:
             sys.stderr.write(f"---- {name}, rank {rank}\n")
             traceback.print_exc()
+            group.agreed(error)
             observed = {"error": f"{type(error).__name__}: {error}"}
         put({"case": name} | observed | {"said": [text for text in SAID if "DeepSpeed" in text]})
 
 
 def main() -> None:
     told = rows.told()
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled, which takes a minute
     warnings.simplefilter("ignore")
     gc.freeze()  # DeepSpeed collects garbage ever so often, and need not look at what was imported
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
