@@ -203,8 +203,9 @@ def _nowhere(row: Any) -> None:
 
 def _launched(place: launch.Place, task: Task, put: Callable[[Any], None], backend: str, name: str) -> None:
     torch.set_num_threads(1)
-    with _alive():
-        store = _meet(place, name)
+    waiting = ["for the other ranks"]
+    with _alive(place, waiting):
+        store = _meet(place, name, waiting)
         if backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ:
             _choose_interface(place, store)
     dist.init_process_group(
@@ -224,13 +225,14 @@ def _launched(place: launch.Place, task: Task, put: Callable[[Any], None], backe
 
 
 @contextlib.contextmanager
-def _alive() -> Iterator[None]:
-    """Who reads the rows is told that this rank waits for others."""
+def _alive(place: launch.Place, waiting: Sequence[str]) -> Iterator[None]:
+    """Who reads the rows is told that this rank waits, and, of rank 0, for whom, which `waiting` says."""
     over = threading.Event()
 
     def tell() -> None:
         while not over.wait(_HEARTBEAT):
-            rows.alive()
+            limit = f"at most {MEETING.total_seconds() / 60:.0f} min; Ctrl-C ends it"
+            rows.alive("" if place.rank else f"waiting {waiting[0]} ({limit})")
 
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()
@@ -241,8 +243,11 @@ def _alive() -> Iterator[None]:
         thread.join()
 
 
-def _meet(place: launch.Place, name: str) -> dist.Store:
+def _meet(place: launch.Place, name: str, waiting: list[str]) -> dist.Store:
     """A store that all ranks have, under a name of its own: one launch runs several groups, one after the other.
+
+    Args:
+        waiting: gets what this rank waits for.
 
     Raises:
         SystemExit: a rank has gone on to a later group, for this one failed there.
@@ -257,6 +262,7 @@ def _meet(place: launch.Place, name: str) -> dist.Store:
             store.set(f"at/{place.rank}", name)
             own.set(f"here/{place.rank}", "")
             while missing := [rank for rank in range(place.world) if not own.check([f"here/{rank}"])]:
+                waiting[:] = [f"for rank {missing[0]}"]
                 for rank in missing:
                     if store.check([f"at/{rank}"]) and (at := store.get(f"at/{rank}").decode()) > name:
                         sys.exit(f"rank {rank} could not take part, and is at {at} by now: see what it said")

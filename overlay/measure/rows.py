@@ -18,6 +18,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from overlay.errors import OverlayError
+from overlay.progress import say
 
 CHANNEL = "OVERLAY_ROWS"
 """The variable that tells a worker what it is asked, the descriptor for its rows, and who reads them."""
@@ -30,8 +31,8 @@ _LAST_WORDS = 5.0
 
 _PR_SET_PDEATHSIG = 1
 
-_ALIVE, _REFUSAL = b"", b"!"
-"""What a line that is no row begins with, or is: neither is JSON."""
+_ALIVE, _REFUSAL = b"~", b"!"
+"""What a line that is no row begins with; a reason, as JSON, is behind it."""
 
 
 class WorkerError(Exception):
@@ -71,9 +72,14 @@ def read(
             )
         finally:
             os.close(theirs)
+        waiting = ""
         try:
             for line in _lines(source, patience):
-                if line == _ALIVE:
+                if line.startswith(_ALIVE):
+                    why = json.loads(line.removeprefix(_ALIVE))
+                    if why and why != waiting:
+                        say(why)
+                    waiting = why
                     continue
                 if line.startswith(_REFUSAL):
                     raise OverlayError(json.loads(line.removeprefix(_REFUSAL)))
@@ -147,9 +153,12 @@ def put(row: Any) -> None:
     _write(json.dumps(row).encode())
 
 
-def alive() -> None:
-    """In a worker: it waits for what may take longer than a row may, and the time for the next row begins anew."""
-    _write(_ALIVE)
+def alive(why: str = "") -> None:
+    """In a worker: it waits for what may take longer than a row may, and the time for the next row begins anew.
+
+    Who reads says `why`, once.
+    """
+    _write(_ALIVE + json.dumps(why).encode())
 
 
 def refuse(why: str) -> NoReturn:

@@ -238,8 +238,9 @@ def test_no_launcher_but_its_variables(start: Start, tmp_path: Path) -> None:
     time.sleep(7)
     (tmp_path / "second").mkdir()
     second = Run(tmp_path / "second", [], "all", RANK="1", **variables)
-    code, said, _ = first.end()
+    code, said, errors = first.end()
     assert (code, said.count(" 1.0\n")) == (0, 2 * 3)
+    assert "overlay: waiting for the other ranks (at most 60 min; Ctrl-C ends it)\n" in errors
     assert second.end()[:2] == (0, "")
 
 
