@@ -21,7 +21,10 @@ from uuid import uuid4
 import pytest
 
 from overlay import environments
-from tests.variants import ROOT
+from overlay.measure import builds, rows
+from overlay.measure.experiments import fsdp2, zero3
+from overlay.measure.experiments.experiment import Experiment
+from tests.variants import PATCHED, ROOT, installed
 
 PROGRAM = Path(__file__).with_name("verify_program.py")
 SOON = 10.0
@@ -264,6 +267,30 @@ def test_a_launched_rank_that_is_killed_takes_its_experiment_with_it(start: Star
     assert said.count("another rank has ended, or hangs") >= 2, errors  # in each
     assert "RuntimeError\n" not in said
     run.assert_gone()
+
+
+@pytest.mark.parametrize("which", [fsdp2.EXPERIMENT, zero3.EXPERIMENT], ids=["fsdp2", "zero3"])
+def test_a_case_does_not_fail_for_a_rank_that_has_gone(which: Experiment) -> None:
+    """Of the real workers: it is no row of theirs, but their end."""
+    folders = [installed(PATCHED[0]), *([environments.variant(*which.beside("patched"))] if which.beside("") else [])]
+    build = builds.Build("patched", "", str(environments.python(f"{which.environment}-2.13")), folders)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    told = {"ranks": [2], "backend": "gloo", "name": "", **which.told}
+    first, second = (
+        rows.read(
+            [build.interpreter, "-P", str(which.worker)],
+            {**build.variables(1), **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            told,
+            100,
+        )
+        for rank in range(2)
+    )
+    with contextlib.closing(first), contextlib.closing(second):
+        for read in (second, first, first):
+            next(read)
+        second.close()  # which kills it
+        with pytest.raises(rows.WorkerError, match="another rank has ended, or hangs"):
+            list(first)
 
 
 def test_launched_again_after_a_failure(start: Start) -> None:
