@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from overlay.measure.card import Card, Mode
 from overlay.measure.markdown import size
-from overlay.measure.settings import Settings
 from overlay.measure.settings import name_of as name
 
 MEMORY = 0.01
@@ -67,7 +66,7 @@ def compare(before: Card, after: Card) -> Comparison:
 
 
 def _differences(before: Card, after: Card) -> Iterator[str]:
-    pairs = Settings(**before.settings).difference(Settings(**after.settings))
+    pairs = before.settings.difference(after.settings)
     for what, (one, other) in pairs.items():
         yield f"{what}: {one} and {other}"
     for what in ("device", "torch", "cores", "threads"):

@@ -5,6 +5,7 @@ metrics within 1e-4, and every block checkpointed, whole and once.
 """
 
 from collections.abc import Iterator, Sequence
+from math import isfinite
 
 from overlay.measure.card import Memory, Mode
 
@@ -19,9 +20,11 @@ def off(found: Mode, base: Mode | None) -> list[str]:
     Args:
         base: `off` of the same build; None where it was not measured.
     """
+    if found.mode == "off" and found.outcome == "ok":
+        return list(_finite(found))
     if found.outcome != "ok":
         return [": ".join(filter(None, (found.outcome, found.message))), *_findings(found)]
-    return [*_memory(found, base), *_time(found), *_parity(found), *_granularity(found)]
+    return [*_memory(found, base), *_time(found), *_parity(found, base), *_granularity(found)]
 
 
 def less(found: Mode, base: Mode | None) -> float | None:
@@ -42,9 +45,19 @@ def _time(found: Mode) -> Iterator[str]:
         yield f"a step is {found.time.slowdown - 1:.0%} slower, expected at most {SLOWDOWN:.0%}"
 
 
-def _parity(found: Mode) -> Iterator[str]:
+def _finite(found: Mode) -> Iterator[str]:
+    values = [] if found.parity is None else [*found.parity.losses, *found.parity.metrics.values()]
+    wrong = [value for value in values if not isfinite(value)]
+    if wrong:
+        yield (
+            f"a loss is {wrong[0]}, so that parity cannot be judged: take another --dtype (float32 with --autocast), "
+            "--optimizer or --seed"
+        )
+
+
+def _parity(found: Mode, base: Mode | None) -> Iterator[str]:
     parity = found.parity
-    if parity is None:
+    if parity is None or (base is not None and any(_finite(base))):
         return
     for name, value in (("losses", parity.loss), ("gradients", parity.gradient), ("metrics", parity.metric)):
         if not value <= PARITY:
@@ -113,5 +126,6 @@ def advice(memory: Memory, best: float | None, *, sharded: bool = False) -> list
 def best_within(modes: Sequence[Mode], budget: int) -> Mode | None:
     """The fastest whose peak fits in so many bytes; None where none does."""
     fitting = [one for one in modes if one.outcome == "ok" and one.memory is not None and one.memory.peak <= budget]
-    timed = [one for one in fitting if one.time is not None and not any(_parity(one))]
+    base = next((one for one in modes if one.mode == "off"), None)
+    timed = [one for one in fitting if one.time is not None and not any(_parity(one, base))]
     return min(timed, key=lambda one: one.time.seconds if one.time else 0.0, default=None)

@@ -59,6 +59,18 @@ def test_a_mode_that_fails_is_off_with_what_the_checks_found() -> None:
     assert [line.partition(":")[0] for line in judge.off(failed, OFF)] == ["failed", "in-place-operation"]
 
 
+def test_a_loss_that_is_not_finite_is_told_once_and_of_off() -> None:
+    """In float16 without a scaler for instance: the modes are not to blame."""
+    broken = parity(loss=float("nan"), metric=float("nan")).model_copy(update={"losses": [1.0, float("nan")]})
+    off, other = mode("off", parity=broken), mode("reentrant", peak=60, parity=broken)
+    assert judge.off(off, off) == [
+        "a loss is nan, so that parity cannot be judged: take another --dtype (float32 with --autocast), --optimizer "
+        "or --seed"
+    ]
+    assert judge.off(other, off) == []
+    assert judge.best_within([off, other], 70 * 2**20) == other
+
+
 def test_where_off_does_not_fit_memory_is_not_compared() -> None:
     assert judge.off(mode("reentrant"), card.Mode(mode="off", outcome="out of memory")) == []
 
