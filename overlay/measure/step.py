@@ -2,12 +2,14 @@
 
 import contextlib
 import inspect
+import random
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
+import numpy  # which transformers requires
 import torch
 from torch import Tensor, nn
 
@@ -57,6 +59,8 @@ class Trial:
         self.batches = [{name: one.to(settings.device) for name, one in batch.items()} for batch in made]
         generator.manual_seed(settings.seed + 1000)  # the same on all ranks
         self.validation = {name: one.to(settings.device) for name, one in task.batch(generator).items()}
+        with contextlib.suppress(Exception):  # what fails is asked for again, and told then
+            self._look()  # what a model does in its first forward alone (BigBird exchanges modules) is done by now
         self._initial = [memory.local(one.detach()).to("cpu", copy=True) for one in self._state()]
         self._kept: dict[str, tuple[list[tuple[nn.Module, dict[str, Any]]], list[_Hook]]] = {}
         self._hooks: list[_Hook] = []
@@ -174,10 +178,16 @@ class Trial:
 
     def loss(self, i: int) -> Tensor:
         """Of a micro-batch, in the mode that is on."""
-        # A seed for each forward: dropout is then the same in every mode
-        torch.manual_seed(self.settings.seed + i)
+        self._draw(self.settings.seed + i)
         with self._autocast():
             return self.called(**self.batches[i]).loss / len(self.batches)
+
+    @staticmethod
+    def _draw(seed: int) -> None:
+        """A seed for each forward: dropout, and what is drawn by Python or numpy, is then the same in every mode."""
+        torch.manual_seed(seed)
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if not self.settings.autocast:
@@ -279,20 +289,24 @@ class Trial:
         return {"resident": resident, "gradients": gradients, "peak": peak, "curve": curve.plain()}
 
     def saved(self, mode: str) -> dict[str, Any]:
-        """Bytes that autograd holds after a forward, by block, and the blocks whose checkpoint was called.
+        """Bytes that autograd holds after a forward, by block, the blocks whose checkpoint was called, and
+        how many blocks were called at all: a model of text and images is given text alone.
 
         Of the model as it is without the compiler, which autograd's hooks do not look into.
         """
         self.enable(mode)
         found = memory.Saved(self.model)
         checkpointed: dict[str, int] = {}
+        called: set[str] = set()
 
         def told(name: str | None, checkpoint: bool) -> None:
             found.block = name
+            if name is not None:
+                called.add(name)
             if name is not None and checkpoint:
                 checkpointed[name] = checkpointed.get(name, 0) + 1
 
-        torch.manual_seed(self.settings.seed)
+        self._draw(self.settings.seed)
         with blocks.listening(self.model, self.blocks, told), found.hooks(), self._autocast():
             loss = self.model(**self.batches[0]).loss
             by_block = {name: found.by_block.get(name, 0) for name in self.blocks}
@@ -300,7 +314,7 @@ class Trial:
             if self.settings.parallel == "fsdp":
                 loss.backward()  # its hooks wait for it
                 self.optimizer.zero_grad(set_to_none=True)
-        return {"blocks": by_block, "outside": outside, "checkpointed": checkpointed}
+        return {"blocks": by_block, "outside": outside, "checkpointed": checkpointed, "called": len(called)}
 
     def parity(self, mode: str, base: bool) -> dict[str, Any]:
         """Trains a few steps from the first weights on.

@@ -43,7 +43,8 @@ def measured(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def trial_of(name: str, options: dict[str, Any]) -> Trial:
-    settings = Settings(model=name, **SIZES | options)
+    taken = {size: value for size, value in SIZES.items() if "image" not in options or size not in ("seq", "vocab")}
+    settings = Settings(model=name, **taken | options)
     return Trial(model.build(settings), settings)
 
 
@@ -72,6 +73,20 @@ class Halves(nn.Module):
         return self.layers[1](self.layers[0](x) + 1)
 
 
+class Drops(nn.Module):
+    """Two blocks, of which one can be left out, as LayerDrop does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.left_out = -1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i, layer in enumerate(self.layers):
+            x = x if i == self.left_out else layer(x)
+        return x
+
+
 class Writes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -95,6 +110,58 @@ def grouped() -> str:
     return "grouped"
 
 
+def dropped() -> list[str]:
+    """What is said where a block is left out after the blocks have been grouped: each, and none."""
+    from overlay.measure import segments
+
+    drops, found = Drops(), []
+    segments.group([list(drops.layers)], 2, lambda: drops(torch.ones(1, 4)))
+    for drops.left_out in (0, 1, -1):
+        try:
+            drops(torch.ones(1, 4))
+            drops(torch.ones(1, 4))
+            found.append("")
+        except segments.NoSegmentError as error:
+            found.append(str(error))
+    return found
+
+
+def first_forward() -> bool:
+    """Whether a model that exchanges its modules in its first forward, and draws numbers for that, trains the same."""
+    trial = trial_of("big_bird", {"layers": 2})
+    trial.parity("off", base=True)
+    return bool(trial.parity("non-reentrant", base=False)["exact"])
+
+
+def of_parts() -> dict[str, Any]:
+    """A model of text and images, which is given text."""
+    trial = trial_of("gemma3", {"layers": 2})
+    saved = trial.saved("non-reentrant")
+    trial.enable("group:2")
+    return {
+        "parameters": sum(one.numel() for one in trial.model.parameters()),
+        "blocks": len(trial.blocks),
+        "called": saved["called"],
+        "checkpointed": len(saved["checkpointed"]),
+    }
+
+
+def refused() -> dict[str, str]:
+    """Sizes that would have no effect."""
+    found = {}
+    for name, sizes in (
+        ("llama", {"experts": 2}),
+        ("vit", {"vocab": 64}),
+        ("vit", {"seq": 8}),
+        ("llama", {"image": 8}),
+    ):
+        try:
+            model.build(Settings(name, **sizes))
+        except model.SizeError as error:
+            found[f"{name} {next(iter(sizes))}"] = str(error)
+    return found
+
+
 def written() -> list[list[str]]:
     block = Writes()
     with torch.no_grad():
@@ -110,6 +177,10 @@ def main(result: Path) -> None:
         "models": {name: measured(name, options) for name, options in CASES.items()},
         "errors": errors(),
         "grouped": grouped(),
+        "dropped": dropped(),
+        "first forward": first_forward(),
+        "of parts": of_parts(),
+        "refused": refused(),
         "written": written(),
     }
     result.write_text(json.dumps(found), "utf-8")

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from overlay.measure import card
 from overlay.measure.presets import MODELS
 from tests.variants import LATEST, PATCHED, ROOT, Variant, installed
 
+CARDS = tuple(str(ROOT / "docs" / "cards" / f"{model}.json") for model in ("llama", "t5"))
 MODELS_FILE = Path(__file__).with_name("models_worker.py")
 TINY = ("--layers", "2", "--hidden", "32", "--vocab", "64", "--seq", "32", "--batch", "2", "--rounds", "1")
 VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
@@ -124,7 +126,7 @@ def distributed(way: str, folder: Path) -> card.Card:
 @pytest.mark.parametrize("way", ["fsdp", "ddp"])
 def test_on_two_ranks(way: str, tmp_path: Path) -> None:
     made = distributed(way, tmp_path)
-    assert (made.settings["parallel"], made.settings["ranks"]) == (way, 2)
+    assert (made.settings.parallel, made.settings.ranks) == (way, 2)
     for mode in made.ours.modes:
         assert mode.outcome == "ok", mode.message
         assert mode.parity is not None
@@ -182,8 +184,8 @@ def test_a_batch_that_fills_the_budget(tmp_path: Path) -> None:
     _, made = measured(tmp_path, "llama", *sizes, "--builds", "patched", "--modes", "off", "--segments", "0")
     memory = made.ours.modes[0].memory
     assert memory is not None
-    assert made.settings["batch"] > 4
-    each = (memory.peak - memory.parameters - memory.optimizer) / made.settings["batch"]
+    assert made.settings.batch > 4
+    each = (memory.peak - memory.parameters - memory.optimizer) / made.settings.batch
     assert budget - each <= memory.peak <= budget
 
 
@@ -243,8 +245,27 @@ def test_here(tmp_path: Path) -> None:
         (("compare", "none.json", "none.json"), "expected a run card, none.json cannot be read"),
         (("llama", "--out", "/dev/null/cards"), "expected a folder that can be written, found /dev/null"),
         (("gpt2", "--preset", "cpu"), "expected one of llama, bert"),
+        (("llama", "--experts", "4", "--builds", "patched"), "found --experts: leave it out"),
+        (
+            ("imagegpt", "--builds", "patched", "--image", "32", "--segments", "0", "--rounds", "1"),
+            f"expected a mode that runs, found none: patched {PATCHED[1].release}, off: ValueError: You have",
+        ),
+        (("compare", *CARDS), "expected two cards of one model, found LlamaForCausalLM and T5For"),
     ],
-    ids=["model", "heads", "config", "release", "gpu", "here", "card", "out", "preset"],
+    ids=[
+        "model",
+        "heads",
+        "config",
+        "release",
+        "gpu",
+        "here",
+        "card",
+        "out",
+        "preset",
+        "a size without effect",
+        "no mode runs",
+        "cards of two models",
+    ],
 )
 def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
     done = bench(*arguments, folder=tmp_path)
@@ -264,7 +285,20 @@ def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said: 
         ("llama", "--batch", "auto"),
         ("llama", "--fsdp", "2", "--ddp", "2"),
         ("llama", "--here", "--release", "5.22.2"),
+        ("llama", "--here", "--torch", "2.14"),
+        ("llama", "--modes", "reentrant"),
+        ("llama", "--fsdp", "1"),
+        ("llama", "--ddp", "1"),
+        ("llama", "--segments", "1"),
+        ("llama", "--fsdp", "2", "--segments", "2"),
+        ("llama", "--compile", "--segments", "2"),
+        ("llama", "--budget", "0"),
+        ("llama", "--name", "cards/one"),
+        ("--preset", "cpu", "--name", "one"),
         ("compare", "a.json"),
+        ("compare", "a.json", "b.json", "--dry-run"),
+        ("draw",),
+        ("draw", "a.json", "--rounds", "2"),
     ],
     ids=" ".join,
 )
@@ -281,6 +315,44 @@ def test_dry_run_of_a_preset(tmp_path: Path, preset: str) -> None:
     assert [line.partition(":")[0] for line in done.stdout.splitlines() if not line.startswith(" ")] == list(MODELS)
     assert done.stdout.count("device cuda") == (5 if preset == "gpu" else 0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_says_what_is_filled(tmp_path: Path) -> None:
+    said = bench(
+        "llama", "--batch", "auto", "--budget", "8MiB", "--segments", "3,2,3", "--dry-run", folder=tmp_path
+    ).stdout
+    assert "batch auto" in said
+    assert "other ways: segments of 2 blocks, segments of 3 blocks, every 2 layers, every 3 layers, offload" in said
+
+
+def test_drawing_a_card_again(tmp_path: Path) -> None:
+    """Without measuring: its JSON stays as it is."""
+    done = bench("draw", *CARDS, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["llama.md", "llama.png", "t5.md", "t5.png"]
+    for name in CARDS:
+        page = Path(name).with_suffix(".md")
+        assert (tmp_path / page.name).read_bytes() == page.read_bytes()
+    beside = tmp_path / "beside.json"
+    beside.write_bytes(Path(CARDS[0]).read_bytes())
+    assert bench("draw", beside, "--no-picture").returncode == 0
+    assert sorted(path.name for path in tmp_path.glob("beside.*")) == ["beside.json", "beside.md"]
+    assert beside.read_bytes() == Path(CARDS[0]).read_bytes()
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_lines_are_as_wide_as_the_terminal(tmp_path: Path, columns: int) -> None:
+    changed = json.loads(Path(CARDS[0]).read_text("utf-8"))
+    changed["machine"]["device"] = "a machine with a name that does not fit in a line with what is said about it"
+    (tmp_path / "other.json").write_text(json.dumps(changed), "utf-8")
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "compare", CARDS[0], str(tmp_path / "other.json")]
+    subprocess.run(command, env=VARIABLES | {"COLUMNS": str(columns)}, stdout=theirs, check=True)
+    lines = os.read(ours, 10_000).decode().splitlines()
+    os.close(theirs)
+    os.close(ours)
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= columns
 
 
 def test_interrupted(tmp_path: Path) -> None:
