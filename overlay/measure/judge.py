@@ -24,7 +24,7 @@ def off(found: Mode, base: Mode | None) -> list[str]:
         return list(_finite(found))
     if found.outcome != "ok":
         return [": ".join(filter(None, (found.outcome, found.message))), *_findings(found)]
-    return [*_memory(found, base), *_time(found), *_parity(found, base), *_granularity(found)]
+    return [*_memory(found, base), *_time(found), *parity(found, base), *_granularity(found)]
 
 
 def less(found: Mode, base: Mode | None) -> float | None:
@@ -55,16 +55,18 @@ def _finite(found: Mode) -> Iterator[str]:
         )
 
 
-def _parity(found: Mode, base: Mode | None) -> Iterator[str]:
-    parity = found.parity
-    if parity is None or (base is not None and any(_finite(base))):
+def parity(found: Mode, base: Mode | None) -> Iterator[str]:
+    """In what a mode trains otherwise than `base`, which is `off` of the same build."""
+    difference = found.parity
+    if difference is None or (base is not None and any(_finite(base))):
         return
-    for name, value in (("losses", parity.loss), ("gradients", parity.gradient), ("metrics", parity.metric)):
+    values = {"losses": difference.loss, "gradients": difference.gradient, "metrics": difference.metric}
+    for name, value in values.items():
         if not value <= PARITY:
-            worst = f" ({parity.worst})" if name == "gradients" and parity.worst else ""
-            yield f"{name} differ from {parity.against} by {value:.1e}{worst}, expected at most {PARITY:.0e}"
-    if parity.lost:
-        yield f"{parity.lost} parameters have lost their gradient"
+            worst = f" ({difference.worst})" if name == "gradients" and difference.worst else ""
+            yield f"{name} differ from {difference.against} by {value:.1e}{worst}, expected at most {PARITY:.0e}"
+    if difference.lost:
+        yield f"{difference.lost} parameters have lost their gradient"
 
 
 def _granularity(found: Mode) -> Iterator[str]:
@@ -103,12 +105,16 @@ def advice(memory: Memory, best: float | None, *, sharded: bool = False) -> list
     told = [
         f"at the peak {', '.join(f'{name} {part / peak:.0%}' for name, part in shares.items())}: {largest} first",
     ]
-    measured = "" if best is None else f"; it took {best:.0%} off the peak here"
-    if memory.activations >= MEMORY * peak:
+    part = memory.activations / peak
+    measured = "" if best is None else f"; it took {max(best, 0):.0%} off the peak here"
+    if part < MEMORY:
+        told.append(f"checkpointing cannot take {MEMORY:.0%} off: activations are {part:.0%}{measured}")
+    elif best is None or best >= MEMORY:
         told.append(f"checkpointing can help: it works on the activations{measured}")
     else:
         told.append(
-            f"checkpointing cannot take {MEMORY:.0%} off: activations are {memory.activations / peak:.0%}{measured}"
+            f"checkpointing is of little help here{measured}: what a block, the loss or the optimizer needs at once "
+            "stays"
         )
     if state >= 0.4 * peak and not sharded:
         told.append(
@@ -127,5 +133,5 @@ def best_within(modes: Sequence[Mode], budget: int) -> Mode | None:
     """The fastest whose peak fits in so many bytes; None where none does."""
     fitting = [one for one in modes if one.outcome == "ok" and one.memory is not None and one.memory.peak <= budget]
     base = next((one for one in modes if one.mode == "off"), None)
-    timed = [one for one in fitting if one.time is not None and not any(_parity(one, base))]
+    timed = [one for one in fitting if one.time is not None and not any(parity(one, base))]
     return min(timed, key=lambda one: one.time.seconds if one.time else 0.0, default=None)

@@ -227,6 +227,7 @@ def _choices(card: Card) -> Iterator[str]:
         for mode in every
         if mode not in ran
     ]
+    lines += [f"- {name(mode.mode)}: {what}" for mode in card.choices for what in judge.parity(mode, base)]
     yield from [*lines, ""] if lines else []
     if card.budget is not None:
         best = "none of them fits" if card.budget.best is None else f"{name(card.budget.best)} is the fastest that fits"

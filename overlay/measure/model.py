@@ -222,11 +222,14 @@ def _of_transformers(settings: Settings) -> Task:
     if name.endswith(".json"):
         try:
             given = json.loads(Path(name).read_text("utf-8"))
-            name = given["model_type"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SizeError(
-                f"{name}: expected a configuration with a model_type, found {type(error).__name__}"
-            ) from error
+        except OSError as error:
+            raise SizeError(f"{name}: expected a configuration, found none: {error.strerror}") from error
+        except ValueError as error:
+            raise SizeError(f"{name}: expected a configuration in JSON, found something else: {error}") from error
+        own = given.get("model_type") if isinstance(given, dict) else None
+        if not isinstance(own, str):
+            raise SizeError(f"{name}: expected a configuration with a model_type, found none in it")
+        name = own
     config = configure(name, settings, given)
     for kind, mapping in _TASKS.items():
         classes = getattr(modeling_auto, mapping).get(name)
@@ -308,10 +311,21 @@ def _of_a_file(settings: Settings) -> Task:
     if spec is None or spec.loader is None or not Path(file).is_file():
         raise SizeError(f"expected a file of Python, found none: {file}")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, function, None)):
-        raise SizeError(f"{file}: expected a function {function}(settings), found none")
-    model, batch = getattr(module, function)(settings)
+    try:
+        spec.loader.exec_module(module)
+        if not callable(getattr(module, function, None)):
+            raise SizeError(f"{file}: expected a function {function}(settings), found none")
+        made = getattr(module, function)(settings)
+    except SizeError:
+        raise
+    except (Exception, SystemExit) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+        raise SizeError(f"expected a model from {settings.model}, found {said}") from error
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):
+        raise SizeError(
+            f"{settings.model}: expected a model and a function that makes batches, found {type(made).__name__}"
+        )
+    model, batch = made
     dtype = getattr(torch, settings.dtype)
     model.to(device=settings.device, dtype=dtype).train()
     return Task(model, batch, settings.seq, True, {"class": type(model).__name__})

@@ -15,6 +15,7 @@ from typing import Any
 from overlay.errors import OverlayError
 from overlay.measure import card, judge
 from overlay.measure.builds import Build
+from overlay.measure.markdown import size
 from overlay.measure.settings import Settings, name_of
 from overlay.measure.turns import Turn, TurnError, rounds, turn
 from overlay.progress import say
@@ -435,6 +436,8 @@ def fill(plan: Plan) -> Settings:
     peak = int(first["peak"])
     batch = 1 + (room - peak) // max(1, int(second["peak"]) - peak)
     if batch < 1:
-        raise OverlayError(f"expected at least one sample within {room} bytes, found {peak}: take a smaller model")
-    say(f"a batch of {batch} fills {room / 2**30:.1f} GiB")
+        raise OverlayError(
+            f"expected one sample within {size(room)}, found {size(peak)}: take a smaller model or --seq"
+        )
+    say(f"a batch of {batch} fills {size(room)}")
     return replace(plan.settings, batch=batch)

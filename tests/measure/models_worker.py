@@ -99,6 +99,14 @@ def twice(settings: Any) -> Any:
     return _made(settings, Twice)
 
 
+def nothing(_settings: Any) -> None:
+    """No model."""
+
+
+def leaves(_settings: Any) -> Any:
+    raise SystemExit(3)
+
+
 def replaced(settings: Any) -> Any:
     """As accelerate does: a forward on the instance, which does not call the one that upstream wraps."""
     model, batch = _made(settings, LlamaDecoderLayer)

@@ -235,7 +235,12 @@ def test_here(tmp_path: Path) -> None:
     [
         (("lama", "--builds", "patched"), "found 'lama': did you mean llama"),
         (("bert", "--hidden", "30", "--heads", "4", "--builds", "patched"), "--hidden 30 --heads 4: --heads 3 does"),
-        (("none.json", "--builds", "patched"), "none.json: expected a configuration with a model_type"),
+        (("none.json", "--builds", "patched"), "none.json: expected a configuration, found none: No such file"),
+        (
+            (f"{MODELS_FILE}:nothing", "--builds", "patched"),
+            "models_worker.py:nothing: expected a model and a function",
+        ),
+        ((f"{MODELS_FILE}:leaves", "--builds", "patched"), "models_worker.py:leaves, found SystemExit: 3"),
         (("llama", "--release", "1.0"), f"expected one of the releases {PATCHED[0].release}, "),
         (
             ("llama", "--device", "cuda", "--builds", "patched"),
@@ -256,6 +261,8 @@ def test_here(tmp_path: Path) -> None:
         "model",
         "heads",
         "config",
+        "no model",
+        "no return",
         "release",
         "gpu",
         "here",

@@ -18,7 +18,11 @@ BAD = made(
     mode("off"),
     card.Mode(mode="reentrant", outcome="out of memory", message="killed"),
     mode("non-reentrant", peak=90, parity=parity(loss=math.inf, gradient=0.5)),
-    choices=[mode("group:2", peak=80, slowdown=1.2), card.Mode(mode="offload", outcome="not available")],
+    choices=[
+        mode("group:2", peak=80, slowdown=1.2),
+        mode("group:3", peak=80, slowdown=1.2, parity=parity(gradient=0.4)),
+        card.Mode(mode="offload", outcome="not available"),
+    ],
     choices_left_out="",
     budget=card.Budget(bytes=85 * 2**20, best="group:2"),
 )
@@ -108,6 +112,7 @@ def test_what_did_not_run_is_told_below_the_table() -> None:
     """Its message would make the table wider than a page."""
     page = markdown.document(BAD, None)
     assert "\n- reentrant: out of memory: killed\n- offload: not available\n" in page.partition("## Other ways")[2]
+    assert "\n- segments of 3 blocks: gradients differ from off by 4.0e-01 (layers.0.weight)" in page
     assert max(len(line) for line in page.splitlines() if line.startswith("|")) < 100
 
 

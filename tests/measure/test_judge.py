@@ -75,19 +75,23 @@ def test_where_off_does_not_fit_memory_is_not_compared() -> None:
     assert judge.off(mode("reentrant"), card.Mode(mode="off", outcome="out of memory")) == []
 
 
-def advised(activations: int, optimizer: int, **other: bool) -> str:
+def advised(activations: int, optimizer: int, best: float | None = None, **other: bool) -> str:
     """Of a peak of 100."""
     memory = mode("off").memory
     assert memory is not None
     found = memory.model_copy(
         update={"peak": 100, "parameters": 10, "optimizer": optimizer, "activations": activations}
     )
-    return "\n".join(judge.advice(found, None, **other))
+    return "\n".join(judge.advice(found, best, **other))
 
 
 def test_advice() -> None:
     assert "activations 80%: activations first" in advised(80, 10)
     assert "checkpointing can help" in advised(80, 10)
+    assert "checkpointing can help: it works on the activations; it took 30% off" in advised(80, 10, best=0.3)
+    assert "checkpointing is of little help here; it took 9% off the peak here: what a block" in advised(
+        80, 10, best=0.09
+    )
     assert "another optimizer" not in advised(80, 10)
     assert "checkpointing cannot take 30% off: activations are 20%" in advised(20, 70)
     assert "another optimizer would help: its state is 70%" in advised(20, 70)
