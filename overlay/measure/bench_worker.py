@@ -60,7 +60,8 @@ class Answers:
 QUESTIONS = ("about", "seconds", "memory", "saved", "parity", "findings", "release", "enlarge")
 
 
-def main(settings: Settings) -> None:
+def main(told: Path) -> None:
+    settings = Settings.parse(told.read_text("utf-8"))
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     if settings.device == "cuda" and torch.cuda.device_count() < settings.ranks:
@@ -70,9 +71,9 @@ def main(settings: Settings) -> None:
         )
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    with ranks.together(settings, Answers) as ask:
+    with ranks.together(settings, Answers, told.parent) as ask:
         serve({what: lambda *arguments, what=what: ask(what, *arguments) for what in QUESTIONS})
 
 
 if __name__ == "__main__":
-    main(Settings.parse(Path(sys.argv[1]).read_text("utf-8")))
+    main(Path(sys.argv[1]))

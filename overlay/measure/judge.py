@@ -113,8 +113,7 @@ def advice(memory: Memory, best: float | None, *, sharded: bool = False) -> list
         told.append(f"checkpointing can help: it works on the activations{measured}")
     else:
         told.append(
-            f"checkpointing is of little help here{measured}: what a block, the loss or the optimizer needs at once "
-            "stays"
+            f"checkpointing is of little help{measured}: what a block, the loss or the optimizer needs at once stays"
         )
     if state >= 0.4 * peak and not sharded:
         told.append(

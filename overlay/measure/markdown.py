@@ -131,7 +131,7 @@ def _cells(mode: Mode, base: Mode | None) -> list[str]:
         slowdown = f"x {mode.time.slowdown:.2f}{spread}"
     return [
         "-" if mode.memory is None else size(mode.memory.peak),
-        "-" if lower is None else f"{-lower:+.0%}",
+        "-" if lower is None else "0%" if round(100 * lower) == 0 else f"{-lower:+.0%}",
         slowdown,
         "-" if mode.time is None else f"{mode.time.samples_per_second:.2f}",
         "-" if mode.time is None else f"{mode.time.tokens_per_second:.0f}",

@@ -1,6 +1,5 @@
 """`overlay bench` as it is run: on all builds, on two ranks, with models that are wrong, and interrupted."""
 
-import functools
 import json
 import os
 import pty
@@ -21,7 +20,7 @@ from tests.variants import LATEST, PATCHED, ROOT, Variant, installed
 CARDS = tuple(str(ROOT / "docs" / "cards" / f"{model}.json") for model in ("llama", "t5"))
 MODELS_FILE = Path(__file__).with_name("models_worker.py")
 TINY = ("--layers", "2", "--hidden", "32", "--vocab", "64", "--seq", "32", "--batch", "2", "--rounds", "1")
-VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+VARIABLES = dict(os.environ) | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
 COMMAND = (sys.executable, "-P", "-m", "overlay", "bench")
 
 
@@ -116,16 +115,11 @@ def test_other_ways_to_checkpoint(whole: card.Card) -> None:
     assert whole.budget.best is not None
 
 
-@functools.cache
-def distributed(way: str, folder: Path) -> card.Card:
-    made: card.Card
-    _, made = measured(folder, "bert", *TINY, f"--{way}", "2", "--accumulate", "2", "--builds", "patched")
-    return made
-
-
 @pytest.mark.parametrize("way", ["fsdp", "ddp"])
-def test_on_two_ranks(way: str, tmp_path: Path) -> None:
-    made = distributed(way, tmp_path)
+def test_on_two_ranks(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setitem(VARIABLES, "TMPDIR", str(tmp_path / "temporary"))
+    _, made = measured(tmp_path, "bert", *TINY, f"--{way}", "2", "--accumulate", "2", "--builds", "patched")
     assert (made.settings.parallel, made.settings.ranks) == (way, 2)
     for mode in made.ours.modes:
         assert mode.outcome == "ok", mode.message
@@ -137,6 +131,7 @@ def test_on_two_ranks(way: str, tmp_path: Path) -> None:
     assert made.choices_left_out
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in left
+    assert list((tmp_path / "temporary").glob("overlay-*")) == []
 
 
 def test_an_in_place_operation_is_named(tmp_path: Path) -> None:

@@ -86,6 +86,12 @@ def test_the_page_says_what_is_measured() -> None:
     assert "**pass: patched 5.22.2**" in markdown.document(GOOD, None)
 
 
+def test_a_peak_that_is_the_same_has_no_sign() -> None:
+    assert "| patched 5.22.2, reentrant | 100.0 MiB | 0% |" in markdown.document(
+        made(mode("off"), mode("reentrant")), None
+    )
+
+
 def test_the_page_names_what_the_checks_found() -> None:
     found = card.Granularity(found=2, checkpointed=2, twice=0, findings=[finding()])
     page = markdown.document(made(mode("off"), mode("reentrant", peak=60, granularity=found)), None)

@@ -89,9 +89,7 @@ def test_advice() -> None:
     assert "activations 80%: activations first" in advised(80, 10)
     assert "checkpointing can help" in advised(80, 10)
     assert "checkpointing can help: it works on the activations; it took 30% off" in advised(80, 10, best=0.3)
-    assert "checkpointing is of little help here; it took 9% off the peak here: what a block" in advised(
-        80, 10, best=0.09
-    )
+    assert "checkpointing is of little help; it took 9% off the peak here: what a block" in advised(80, 10, best=0.09)
     assert "another optimizer" not in advised(80, 10)
     assert "checkpointing cannot take 30% off: activations are 20%" in advised(20, 70)
     assert "another optimizer would help: its state is 70%" in advised(20, 70)
