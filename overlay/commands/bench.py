@@ -67,7 +67,7 @@ def add(verbs: Verbs) -> None:
         "--builds", type=_kinds, default=None, metavar="B,B", help="of stock,patched,latest (default: all)"
     )
     run.add_argument("--release", metavar="VERSION", help="which one is stock and patched (default: the last but one)")
-    run.add_argument("--torch", choices=("2.11", "2.13", "2.14"), help="the environment (2.13)")
+    run.add_argument("--torch", choices=("2.11", "2.13", "2.14"), help="the environment (2.13; on a GPU 2.14)")
     run.add_argument("--threads", type=_positive, metavar="N", help="of a process on the CPU (default: 1)")
     run.add_argument("--rounds", type=_positive, default=7, metavar="N", help="of timing (7)")
     run.add_argument("--out", type=Path, metavar="DIR", help="where the card goes (default: the current folder)")
@@ -182,6 +182,12 @@ def _kinds_of(options: argparse.Namespace) -> tuple[str, ...]:
     return ("here",) if options.here else options.builds or KINDS
 
 
+def _torch(options: argparse.Namespace, settings: Settings) -> str:
+    if options.here:
+        return "here"
+    return options.torch or ("2.14" if settings.device == "cuda" else "2.13")
+
+
 def _plan_text(options: argparse.Namespace, settings: Settings) -> str:
     choices, why = _choices(options, settings)
     given = settings.difference(Settings(settings.model)).items()
@@ -189,7 +195,7 @@ def _plan_text(options: argparse.Namespace, settings: Settings) -> str:
     return "\n".join(
         [
             f"{settings.model}: {', '.join(sizes)}",
-            f"  builds: {', '.join(_kinds_of(options))}",
+            f"  builds: {', '.join(_kinds_of(options))}; torch: {_torch(options, settings)}",
             f"  modes: {', '.join(options.modes)}",
             f"  other ways: {', '.join(map(name_of, choices)) or why}",
             f"  {options.rounds} rounds of timing; card: {_place(options, settings)}.json, .md and .png",
@@ -212,7 +218,7 @@ def _measure(options: argparse.Namespace, settings: Settings) -> int:
     else:
         top = root(options)
         lock = import_module("overlay.queue.lock").read(top / "upstream.lock")
-        columns = builds.made(lock, top, options.release, _kinds_of(options), options.torch or "2.13")
+        columns = builds.made(lock, top, options.release, _kinds_of(options), _torch(options, settings))
     choices, why = _choices(options, settings)
     place = _place(options, settings)
     output.check(place)

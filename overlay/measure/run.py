@@ -27,7 +27,15 @@ TURN = 0.25
 CONTEXT = 2**29
 """Bytes of a GPU that a process takes for itself."""
 
-_MEMORY = re.compile(r"out ?of ?memory|can't allocate memory|not enough memory|MemoryError|bad_alloc", re.IGNORECASE)
+MOST = 2**20
+"""Samples in a batch."""
+
+_MEMORY = re.compile(
+    r"out ?of ?memory|can't allocate memory|not enough memory|MemoryError|bad_alloc|ALLOC_FAILED", re.IGNORECASE
+)
+_BROKEN = re.compile("CUDA error|device-side assert|illegal memory access")
+"""After these a process can do nothing more with its GPU."""
+
 _LINE = 300
 """Characters of a message that a card keeps."""
 
@@ -71,7 +79,7 @@ class Worker:
         try:
             return self._turn.ask(*question)
         except TurnError as error:
-            if str(error).startswith("the worker "):
+            if str(error).startswith("the worker ") or _BROKEN.search(str(error)):
                 self.stop()
             raise
 
@@ -411,8 +419,9 @@ def _times(column: Column, base: Column, settings: Settings, tokens: int) -> car
 def fill(plan: Plan) -> Settings:
     """The settings with the batch that fills the budget, or the GPU, without checkpointing.
 
-    Memory of a batch of one and of two is measured, and the rest follows. On a GPU each build keeps its parameters and
-    the optimizer's state there, and a tenth is left free.
+    Memory is measured while the batch doubles: a small one may be hidden behind what the optimizer needs. The last part
+    follows from the last two. On a GPU each build keeps its parameters and the optimizer's state there, and a tenth is
+    left free.
 
     Raises:
         OverlayError: not even one sample fits.
@@ -420,24 +429,43 @@ def fill(plan: Plan) -> Settings:
     worker = Worker(plan.judged, replace(plan.settings, batch=1), plan.patience)
     try:
         about = _about(worker)
-        say(f"{plan.judged}: memory of a batch of one and of two")
+        say(f"{plan.judged}: memory of larger and larger batches")
         first = worker.ask("memory", "off")
-        worker.ask("enlarge", 2)
-        second = worker.ask("memory", "off")
+        room, peak = _room(plan, about, first), int(first["peak"])
+        if peak > room:
+            raise OverlayError(
+                f"expected one sample within {size(room)}, found {size(peak)}: take a smaller model or --seq"
+            )
+        batch = _fill(worker, peak, room)
     except TurnError as error:
         raise _no_model(worker, error) from error
     finally:
         worker.stop()
-    if plan.budget is None:
-        others = (sum(first["resident"].values()) + CONTEXT) * (len(plan.builds) - 1)
-        room = int(0.9 * about["device memory"]) - CONTEXT - others
-    else:
-        room = plan.budget
-    peak = int(first["peak"])
-    batch = 1 + (room - peak) // max(1, int(second["peak"]) - peak)
-    if batch < 1:
-        raise OverlayError(
-            f"expected one sample within {size(room)}, found {size(peak)}: take a smaller model or --seq"
-        )
     say(f"a batch of {batch} fills {size(room)}")
     return replace(plan.settings, batch=batch)
+
+
+def _room(plan: Plan, about: Mapping[str, Any], one: Mapping[str, Any]) -> int:
+    if plan.budget is not None:
+        return plan.budget
+    others = (sum(one["resident"].values()) + CONTEXT) * (len(plan.builds) - 1)
+    return int(0.9 * about["free"] - others)
+
+
+def _fill(worker: Worker, peak: int, room: int) -> int:
+    batch = each = 1
+    while batch < MOST:
+        try:
+            worker.ask("enlarge", 2)
+            larger = int(worker.ask("memory", "off")["peak"])
+        except TurnError as error:
+            if outcome(str(error))[0] != "out of memory":
+                raise
+            return batch
+        each = max(1, (larger - peak) // batch)
+        if larger > room:
+            return batch + (room - peak) // each
+        batch, peak = 2 * batch, larger
+        if peak + batch * each > room and each > 1:  # twice as many would not fit
+            return batch + (room - peak) // each
+    return batch

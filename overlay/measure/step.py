@@ -68,6 +68,7 @@ class Trial:
         self._base: Trained | None = None
         self._released = False
         self.mode = ""
+        self.release()  # what has been taken so far is for the other builds, too
         self.enable("off")
 
     def _distribute(self) -> None:
@@ -102,6 +103,7 @@ class Trial:
             self._restore()
             self._restore = None
         self.mode = ""  # until it is there
+        self.optimizer.zero_grad(set_to_none=True)  # a step that failed has left some
         kind, _, number = mode.partition(":")
         if kind == "group":
             self._apply("off")
@@ -322,13 +324,27 @@ class Trial:
         Args:
             base: this mode is what the others are compared with.
         """
-        trained = self._train(mode)
+        with self._deterministic():
+            trained = self._train(mode)
         if base:
             self._base = trained
         if self._base is None:
             raise ModeError("nothing has been trained to compare with")
         difference = compare(trained, self._base)
         return {"losses": trained.losses, "metrics": trained.metrics, **difference.plain()}
+
+    @contextmanager
+    def _deterministic(self) -> Iterator[None]:
+        """On CUDA some operators add in another order each time, the backward of attention for one, by which modes
+        would differ that are the same. Compiled code would be compiled again for that."""
+        if self.settings.device != "cuda" or self.settings.compile:
+            yield
+            return
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(False)
 
     def _train(self, mode: str) -> Trained:
         self._reset()

@@ -184,6 +184,17 @@ def test_a_batch_that_fills_the_budget(tmp_path: Path) -> None:
     assert budget - each <= memory.peak <= budget
 
 
+def test_a_batch_that_fills_what_the_optimizer_leaves(tmp_path: Path) -> None:
+    """A batch of one and of two have the same peak, which is the optimizer's."""
+    budget = 60 * 2**20
+    sizes = ("--layers", "1", "--hidden", "256", "--vocab", "64", "--seq", "2", "--rounds", "1")
+    run = ("--batch", "auto", "--budget", "60MiB", "--builds", "patched", "--modes", "off", "--segments", "0")
+    _, made = measured(tmp_path, "llama", *sizes, *run)
+    memory = made.ours.modes[0].memory
+    assert memory is not None
+    assert 0.95 * budget < memory.peak <= budget
+
+
 def test_out_of_memory_in_one_mode_leaves_the_others(tmp_path: Path) -> None:
     model = f"{MODELS_FILE}:large"
     _, made = measured(tmp_path, model, *TINY[-6:], "--builds", "patched", "--segments", "0")
@@ -206,6 +217,13 @@ def test_a_mode_that_takes_its_process_with_it_leaves_the_others(tmp_path: Path)
     assert last.parity.exact
     assert last.time is not None
     assert last.time.slowdown is not None
+
+
+def test_a_mode_that_breaks_the_gpu_of_its_process_leaves_the_others(tmp_path: Path) -> None:
+    model = f"{MODELS_FILE}:breaks"
+    done, made = measured(tmp_path, model, *TINY[-6:], "--builds", "patched", "--segments", "0")
+    assert [mode.outcome for mode in made.ours.modes] == ["ok", "failed", "ok"]
+    assert "- reentrant: failed: RuntimeError: CUDA error: device-side assert triggered" in done.stdout
 
 
 def test_here(tmp_path: Path) -> None:
@@ -238,8 +256,8 @@ def test_here(tmp_path: Path) -> None:
         ((f"{MODELS_FILE}:leaves", "--builds", "patched"), "models_worker.py:leaves, found SystemExit: 3"),
         (("llama", "--release", "1.0"), f"expected one of the releases {PATCHED[0].release}, "),
         (
-            ("llama", "--device", "cuda", "--builds", "patched"),
-            "expected 1 NVIDIA GPUs and a CUDA build",
+            ("llama", "--device", "cuda", "--builds", "patched", "--torch", "2.13"),
+            "expected 1 NVIDIA GPU and a CUDA build",
         ),
         (("llama", "--here"), "expected torch and transformers for"),
         (("compare", "none.json", "none.json"), "expected a run card, none.json cannot be read"),
@@ -316,6 +334,7 @@ def test_dry_run_of_a_preset(tmp_path: Path, preset: str) -> None:
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines() if not line.startswith(" ")] == list(MODELS)
     assert done.stdout.count("device cuda") == (5 if preset == "gpu" else 0)
+    assert done.stdout.count(f"torch: {2.14 if preset == 'gpu' else 2.13}") == 5
     assert list(tmp_path.iterdir()) == []
 
 
