@@ -67,6 +67,7 @@ class Trial:
         self._restore: segments.Restore | None = None
         self._base: Trained | None = None
         self._released = False
+        self._repeatable = settings.device == "cuda" and not settings.compile
         self.mode = ""
         self.release()  # what has been taken so far is for the other builds, too
         self.enable("off")
@@ -324,7 +325,13 @@ class Trial:
         Args:
             base: this mode is what the others are compared with.
         """
-        with self._deterministic():
+        try:
+            with self._deterministic():
+                trained = self._train(mode)
+        except torch.OutOfMemoryError:  # some deterministic ones take more than what a step fits in
+            if not self._repeatable or self.settings.ranks > 1:
+                raise
+            self._repeatable = False
             trained = self._train(mode)
         if base:
             self._base = trained
@@ -337,7 +344,7 @@ class Trial:
     def _deterministic(self) -> Iterator[None]:
         """On CUDA some operators add in another order each time, the backward of attention for one, by which modes
         would differ that are the same. Compiled code would be compiled again for that."""
-        if self.settings.device != "cuda" or self.settings.compile:
+        if not self._repeatable:
             yield
             return
         torch.use_deterministic_algorithms(True, warn_only=True)

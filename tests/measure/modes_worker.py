@@ -133,6 +133,24 @@ def first_forward() -> bool:
     return bool(trial.parity("non-reentrant", base=False)["exact"])
 
 
+def repeatable() -> list[bool]:
+    """As on CUDA: whether operators are deterministic for parity, where that does not fit, and after."""
+    trial = trial_of("llama", {"layers": 2})
+    trial._repeatable = True
+    train, found = trial._train, []
+
+    def trained(mode: str) -> Any:
+        found.append(torch.are_deterministic_algorithms_enabled())
+        if len(found) == 2 and found[-1]:
+            raise torch.OutOfMemoryError("for the deterministic ones")
+        return train(mode)
+
+    vars(trial)["_train"] = trained
+    for i, mode in enumerate(("off", "reentrant", "non-reentrant")):
+        trial.parity(mode, base=i == 0)
+    return [*found, torch.are_deterministic_algorithms_enabled()]
+
+
 def of_parts() -> dict[str, Any]:
     """A model of text and images, which is given text."""
     trial = trial_of("gemma3", {"layers": 2})
@@ -180,6 +198,7 @@ def main(result: Path) -> None:
         "dropped": dropped(),
         "first forward": first_forward(),
         "of parts": of_parts(),
+        "repeatable": repeatable(),
         "refused": refused(),
         "written": written(),
     }

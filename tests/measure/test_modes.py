@@ -107,3 +107,7 @@ def test_a_size_without_an_effect_is_refused() -> None:
         "expected a size that the configuration of llama has, found --experts: leave it out"
     )
     assert found["vit seq"] == "expected no --seq for vit, which takes none, found it: leave it out"
+
+
+def test_operators_are_deterministic_while_parity_is_looked_for_and_memory_suffices() -> None:
+    assert observed()["repeatable"] == [True, True, False, False, False]
