@@ -1,11 +1,13 @@
 """Modes of small models, in this process: `python modes_worker.py RESULT.json`."""
 
 import json
+import random
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import transformers
 from torch import nn
@@ -151,6 +153,48 @@ def repeatable() -> list[bool]:
     return [*found, torch.are_deterministic_algorithms_enabled()]
 
 
+def micro_batches() -> float:
+    """The relative difference of the gradients of twice the same micro-batch from those of one."""
+    one, two = trial_of("llama", {"layers": 1}), trial_of("llama", {"layers": 1, "accumulate": 2})
+    two.batches = one.batches * 2
+    found = []
+    for trial in (one, two):
+        trial.gradients()
+        found.append(torch.cat([part.grad.flatten() for part in trial.model.parameters() if part.grad is not None]))
+    return float((found[0] - found[1]).norm() / found[0].norm())
+
+
+def drawn() -> bool:
+    """Whether a model that draws numbers by Python and by numpy trains the same twice."""
+    trial = trial_of("llama", {"layers": 1})
+    trial.model.model.embed_tokens.register_forward_hook(
+        lambda _module, _args, output: output * random.random() * numpy.random.rand()  # noqa: S311
+    )
+    trial.parity("off", base=True)
+    return bool(trial.parity("off", base=False)["exact"])
+
+
+def left() -> int:
+    """How many gradients a step that failed leaves to the next mode."""
+    trial = trial_of("llama", {"layers": 1})
+    trial.gradients()
+    trial.enable("reentrant")
+    return sum(part.grad is not None for part in trial.model.parameters())
+
+
+def held() -> dict[str, int]:
+    """Bytes that autograd holds of two linear modules on one input, which is saved by both, and their weights."""
+    from overlay.measure import memory
+
+    one, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    both = nn.ModuleList([one, other])
+    x = torch.ones(8, 4)
+    saved = memory.Saved(both)
+    with saved.hooks():
+        kept = one(x) * other(x)
+    return {"counted": sum(saved.by_block.values()), "expected": x.nbytes + 2 * kept.nbytes}
+
+
 def of_parts() -> dict[str, Any]:
     """A model of text and images, which is given text."""
     trial = trial_of("gemma3", {"layers": 2})
@@ -198,6 +242,10 @@ def main(result: Path) -> None:
         "dropped": dropped(),
         "first forward": first_forward(),
         "of parts": of_parts(),
+        "micro-batches": micro_batches(),
+        "drawn": drawn(),
+        "left": left(),
+        "held": held(),
         "repeatable": repeatable(),
         "refused": refused(),
         "written": written(),

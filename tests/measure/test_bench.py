@@ -46,8 +46,9 @@ def line_of(kind: str) -> int:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> card.Card:
     """On stock, patched and latest, with everything."""
     folder = tmp_path_factory.mktemp("bench")
-    done = bench("llama", *TINY, "--segments", "2", "--budget", "1GiB", "--out", folder)
+    done = bench("llama", *TINY, "--segments", "2,9", "--budget", "1GiB", "--out", folder)
     assert done.returncode in (0, 1), done.stderr
+    assert "segments of 9 blocks: left out: at most 2 blocks follow one another" in done.stderr
     assert sorted(path.name for path in folder.iterdir()) == ["llama.json", "llama.md", "llama.png"]
     made = card.read(folder / "llama.json")
     assert done.returncode == (not made.passed)
@@ -125,6 +126,8 @@ def test_on_two_ranks(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert mode.outcome == "ok", mode.message
         assert mode.parity is not None
         assert mode.parity.gradient < 1e-5
+        assert mode.time is not None
+        assert mode.time.samples_per_second * mode.time.seconds == pytest.approx(2 * 2 * 2)
         assert mode.memory is not None
         share = mode.memory.parameters / (4 * made.subject.parameters)
         assert share == pytest.approx(0.5 if way == "fsdp" else 1, rel=0.02)

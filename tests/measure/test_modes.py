@@ -111,3 +111,20 @@ def test_a_size_without_an_effect_is_refused() -> None:
 
 def test_operators_are_deterministic_while_parity_is_looked_for_and_memory_suffices() -> None:
     assert observed()["repeatable"] == [True, True, False, False, False]
+
+
+def test_micro_batches_are_averaged() -> None:
+    assert observed()["micro-batches"] < 1e-6
+
+
+def test_what_a_model_draws_is_drawn_again() -> None:
+    assert observed()["drawn"]
+
+
+def test_a_step_that_failed_leaves_no_gradients_to_the_next_mode() -> None:
+    assert observed()["left"] == 0
+
+
+def test_what_is_saved_twice_is_counted_once_and_weights_not_at_all() -> None:
+    held = observed()["held"]
+    assert held["counted"] == held["expected"]
