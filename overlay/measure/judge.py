@@ -34,15 +34,21 @@ def less(found: Mode, base: Mode | None) -> float | None:
     return 1 - found.memory.peak / base.memory.peak
 
 
+def _beside(value: float, limit: float) -> str:
+    """In per cent, with as many digits as tell it from the limit."""
+    texts = [f"{value:.{digits}%}" for digits in range(6)]
+    return next((text for digits, text in enumerate(texts) if text != f"{limit:.{digits}%}"), texts[-1])
+
+
 def _memory(found: Mode, base: Mode | None) -> Iterator[str]:
     saved = less(found, base)
     if saved is not None and saved < MEMORY:
-        yield f"memory is down by {saved:.0%}, expected at least {MEMORY:.0%}"
+        yield f"memory is down by {_beside(saved, MEMORY)}, expected at least {MEMORY:.0%}"
 
 
 def _time(found: Mode) -> Iterator[str]:
     if found.time is not None and found.time.slowdown is not None and found.time.slowdown > 1 + SLOWDOWN:
-        yield f"a step is {found.time.slowdown - 1:.0%} slower, expected at most {SLOWDOWN:.0%}"
+        yield f"a step is {_beside(found.time.slowdown - 1, SLOWDOWN)} slower, expected at most {SLOWDOWN:.0%}"
 
 
 def _finite(found: Mode) -> Iterator[str]:

@@ -172,7 +172,10 @@ def _differences(mode: Mode) -> list[str]:
 
 def _granularity(card: Card) -> Iterator[str]:
     classes = ", ".join(f"{count} {kind}" for kind, count in card.subject.blocks.items())
-    yield f"Blocks of the model: {classes or 'none'}. Saved for the backward, after a forward:"
+    granularities = [mode.granularity for build in card.builds for mode in build.modes if mode.granularity]
+    run = max((one.found for one in granularities), default=0)
+    part = f" ({run} of them run with these batches)" if 0 < run < sum(card.subject.blocks.values()) else ""
+    yield f"Blocks of the model: {classes or 'none'}{part}. Saved for the backward, after a forward:"
     yield ""
     rows = []
     for build in card.builds:

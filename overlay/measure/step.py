@@ -312,7 +312,7 @@ class Trial:
         self._draw(self.settings.seed)
         with blocks.listening(self.model, self.blocks, told), found.hooks(), self._autocast():
             loss = self.model(**self.batches[0]).loss
-            by_block = {name: found.by_block.get(name, 0) for name in self.blocks}
+            by_block = {name: found.by_block.get(name, 0) for name in self.blocks if name in called}
             outside = found.by_block.get(None, 0)
             if self.settings.parallel == "fsdp":
                 loss.backward()  # its hooks wait for it

@@ -204,6 +204,7 @@ def of_parts() -> dict[str, Any]:
         "parameters": sum(one.numel() for one in trial.model.parameters()),
         "blocks": len(trial.blocks),
         "called": saved["called"],
+        "saved": len(saved["blocks"]),
         "checkpointed": len(saved["checkpointed"]),
     }
 

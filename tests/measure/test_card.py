@@ -86,6 +86,13 @@ def test_the_page_says_what_is_measured() -> None:
     assert "**pass: patched 5.22.2**" in markdown.document(GOOD, None)
 
 
+def test_blocks_that_do_not_run_are_told() -> None:
+    found = card.Granularity(found=1, checkpointed=1, twice=0, findings=[])
+    page = markdown.document(made(mode("off"), mode("reentrant", peak=60, granularity=found)), None)
+    assert "Blocks of the model: 2 Layer (1 of them run with these batches). Saved" in page
+    assert "Blocks of the model: 2 Layer. Saved" in markdown.document(GOOD, None)
+
+
 def test_a_peak_that_is_the_same_has_no_sign() -> None:
     assert "| patched 5.22.2, reentrant | 100.0 MiB | 0% |" in markdown.document(
         made(mode("off"), mode("reentrant")), None
