@@ -287,7 +287,7 @@ def _draw(options: argparse.Namespace) -> int:
 def _print(lines: Iterable[str]) -> None:
     """On a terminal at most as wide as it is; elsewhere a line stays one."""
     for line in lines:
-        label = "- " if line.startswith("- ") else ""
+        label = next((one for one in ("- ", "worse  ", "better ", "other  ") if line.startswith(one)), "")
         shown = wrapped(line.removeprefix(label), label, width()) if sys.stdout.isatty() else [line]
         print("\n".join(shown))  # noqa: T201
 

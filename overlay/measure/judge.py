@@ -82,7 +82,7 @@ def _granularity(found: Mode) -> Iterator[str]:
     if granularity.checkpointed < granularity.found:
         yield f"{granularity.checkpointed} of {granularity.found} blocks are checkpointed"
     if granularity.twice:
-        yield f"{granularity.twice} blocks are checkpointed more than once"
+        yield f"{granularity.twice} blocks are checkpointed more than once, whole or in part"
     yield from _findings(found)
 
 
