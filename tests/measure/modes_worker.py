@@ -195,6 +195,27 @@ def held() -> dict[str, int]:
     return {"counted": sum(saved.by_block.values()), "expected": x.nbytes + 2 * kept.nbytes}
 
 
+def one_storage() -> list[int]:
+    """Bytes of gradients at the peak, and those expected, of two parameters whose gradients lie in one storage, as
+    FSDP2 has them."""
+    from overlay.measure import memory
+
+    both = torch.zeros(8)
+    parameters = [nn.Parameter(torch.ones(4)) for _ in range(2)]
+    for i, parameter in enumerate(parameters):
+        part = both[4 * i : 4 * i + 4]
+        parameter.register_post_accumulate_grad_hook(lambda one, part=part: setattr(one, "grad", part))
+    remove = memory.watch_gradients(parameters)
+
+    def step() -> None:
+        torch.cat(parameters).sum().backward()
+        torch.empty(1 << 20)
+
+    found = memory.curve(step, "cpu")
+    remove()
+    return [found.gradients_at_peak, both.nbytes]
+
+
 def of_parts() -> dict[str, Any]:
     """A model of text and images, which is given text."""
     trial = trial_of("gemma3", {"layers": 2})
@@ -247,6 +268,7 @@ def main(result: Path) -> None:
         "drawn": drawn(),
         "left": left(),
         "held": held(),
+        "one storage": one_storage(),
         "repeatable": repeatable(),
         "refused": refused(),
         "written": written(),

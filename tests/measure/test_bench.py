@@ -137,16 +137,6 @@ def test_on_two_ranks(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list((tmp_path / "temporary").glob("overlay-*")) == []
 
 
-def test_sharded_gradients_are_counted_once(tmp_path: Path) -> None:
-    """Those of a group lie in one storage."""
-    sizes = ("--layers", "1", "--hidden", "256", "--vocab", "64", "--seq", "2", "--batch", "1", "--rounds", "1")
-    _, made = measured(tmp_path, "llama", *sizes, "--fsdp", "2", "--builds", "patched", "--modes", "off")
-    memory = made.ours.modes[0].memory
-    assert memory is not None
-    assert memory.gradients_at_peak == pytest.approx(memory.gradients, rel=0.05)
-    assert memory.activations > 0
-
-
 def test_an_in_place_operation_is_named(tmp_path: Path) -> None:
     model = f"{MODELS_FILE}:changes_input"
     done, made = measured(tmp_path, model, *TINY[-6:], "--builds", "patched", "--segments", "0")
@@ -199,9 +189,9 @@ def test_a_batch_that_fills_the_budget(tmp_path: Path) -> None:
 
 def test_a_batch_that_fills_what_the_optimizer_leaves(tmp_path: Path) -> None:
     """A batch of one and of two have the same peak, which is the optimizer's."""
-    budget = 60 * 2**20
-    sizes = ("--layers", "1", "--hidden", "256", "--vocab", "64", "--seq", "2", "--rounds", "1")
-    run = ("--batch", "auto", "--budget", "60MiB", "--builds", "patched", "--modes", "off", "--segments", "0")
+    budget = 14 * 2**20
+    sizes = ("--layers", "1", "--hidden", "128", "--vocab", "64", "--seq", "2", "--rounds", "1")
+    run = ("--batch", "auto", "--budget", "14MiB", "--builds", "patched", "--modes", "off", "--segments", "0")
     _, made = measured(tmp_path, "llama", *sizes, *run)
     memory = made.ours.modes[0].memory
     assert memory is not None

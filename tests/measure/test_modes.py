@@ -128,3 +128,8 @@ def test_a_step_that_failed_leaves_no_gradients_to_the_next_mode() -> None:
 def test_what_is_saved_twice_is_counted_once_and_weights_not_at_all() -> None:
     held = observed()["held"]
     assert held["counted"] == held["expected"]
+
+
+def test_gradients_in_one_storage_are_counted_once() -> None:
+    found, expected = observed()["one storage"]
+    assert found == expected
