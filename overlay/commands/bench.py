@@ -3,6 +3,8 @@
 import argparse
 import re
 import shlex
+import sys
+from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any
 
 from overlay.commands.arguments import Verbs, checkout, root, verb
 from overlay.errors import OverlayError
-from overlay.measure.settings import KINDS, MODES, SEGMENTATION, Settings, name_of
+from overlay.measure.settings import KINDS, MODES, SEGMENTATION, SMALL, Settings, name_of
+from overlay.terminal import width, wrapped
 
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -25,7 +28,8 @@ def add(verbs: Verbs) -> None:
         more="A model without checkpointing and with each kind of it, on the stock, the patched and "
         "the latest build of transformers, in turn. Exits 1 where the patched build is not as teams accept it: memory "
         "down by at least 30 %, at most 40 % slower, parity within 1e-4, whole blocks. `overlay bench compare A.json "
-        "B.json` compares two cards, and exits 1 where something got worse.",
+        "B.json` compares two cards, and exits 1 where something got worse; `overlay bench draw A.json` makes the "
+        "Markdown and the PNG of a card again.",
         page="docs/bench.md",
     )
     parser.set_defaults(extra="bench")
@@ -33,7 +37,8 @@ def add(verbs: Verbs) -> None:
         "what",
         nargs="*",
         metavar="MODEL",
-        help=f"a model_type of transformers, CONFIG.json, FILE.py:FUNCTION {SEGMENTATION}, or: compare A.json B.json",
+        help=f"a model_type of transformers, CONFIG.json, FILE.py:FUNCTION, {SEGMENTATION}, "
+        "or: compare A.json B.json, or: draw A.json",
     )
     sizes = parser.add_argument_group("the model and its batch")
     for name in ("layers", "hidden", "heads", "intermediate", "vocab", "experts"):
@@ -49,8 +54,8 @@ def add(verbs: Verbs) -> None:
     ways.add_argument("--modes", type=_modes, default=MODES, metavar="M,M", help=f"of {','.join(MODES)} (default: all)")
     ways.add_argument("--compile", action="store_true", default=None, help="with torch.compile; takes minutes")
     spread = ways.add_mutually_exclusive_group()
-    spread.add_argument("--fsdp", type=_positive, metavar="N", help="fully_shard (FSDP2) over N ranks on this machine")
-    spread.add_argument("--ddp", type=_positive, metavar="N", help="DistributedDataParallel over N ranks")
+    spread.add_argument("--fsdp", type=_several, metavar="N", help="fully_shard (FSDP2) over N ranks on this machine")
+    spread.add_argument("--ddp", type=_several, metavar="N", help="DistributedDataParallel over N ranks")
     ways.add_argument("--autocast", nargs="?", const="bfloat16", choices=("bfloat16", "float16"))
     ways.add_argument("--accumulate", type=_positive, metavar="K", help="micro-batches a step")
     ways.add_argument("--segments", type=_numbers, metavar="K,K", help="blocks in a segment (default: 2,3,4; 0: none)")
@@ -62,7 +67,7 @@ def add(verbs: Verbs) -> None:
         "--builds", type=_kinds, default=None, metavar="B,B", help="of stock,patched,latest (default: all)"
     )
     run.add_argument("--release", metavar="VERSION", help="which one is stock and patched (default: the last but one)")
-    run.add_argument("--torch", choices=("2.11", "2.13", "2.14"), default="2.13", help="the environment (2.13)")
+    run.add_argument("--torch", choices=("2.11", "2.13", "2.14"), help="the environment (2.13; on a GPU 2.14)")
     run.add_argument("--threads", type=_positive, metavar="N", help="of a process on the CPU (default: 1)")
     run.add_argument("--rounds", type=_positive, default=7, metavar="N", help="of timing (7)")
     run.add_argument("--out", type=Path, metavar="DIR", help="where the card goes (default: the current folder)")
@@ -78,8 +83,14 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _several(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"expected a number from 2 on, found {text!r}")
+    return int(text)
+
+
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(_positive(part) for part in text.split(",") if part != "0")
+    return () if text == "0" else tuple(sorted({_several(part) for part in text.split(",")}))
 
 
 def _batch(text: str) -> int:
@@ -87,7 +98,10 @@ def _batch(text: str) -> int:
 
 
 def _modes(text: str) -> tuple[str, ...]:
-    return _of(MODES, text)
+    chosen = _of(MODES, text)
+    if MODES[0] not in chosen:
+        raise argparse.ArgumentTypeError(f"expected {MODES[0]}, which the others are compared with, found {text!r}")
+    return chosen
 
 
 def _kinds(text: str) -> tuple[str, ...]:
@@ -103,7 +117,7 @@ def _of(known: tuple[str, ...], text: str) -> tuple[str, ...]:
 
 def _bytes(text: str) -> int:
     matched = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:iB|B)?", text)
-    if matched is None:
+    if matched is None or not float(matched[1]):
         raise argparse.ArgumentTypeError(f"expected a size as 12GiB or 500MiB, found {text!r}")
     return int(float(matched[1]) * _UNITS[matched[2]])
 
@@ -111,10 +125,16 @@ def _bytes(text: str) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.what[:1] == ["compare"]:
         return _compare(options)
+    if options.what[:1] == ["draw"]:
+        return _draw(options)
     if len(options.what) > 1 or not (options.what or options.preset):
-        options.parser.error("expected one MODEL, or --preset alone, or compare A.json B.json")
-    if options.here and (options.builds or options.release):
-        options.parser.error("--here is what this Python has: it goes without --builds and --release")
+        options.parser.error("expected one MODEL, or --preset alone, or compare A.json B.json, or draw A.json")
+    if options.here and (options.builds or options.release or options.torch):
+        options.parser.error("--here is what this Python has: it goes without --builds, --release and --torch")
+    if options.name and (options.name != Path(options.name).name or not options.what):
+        options.parser.error("--name is a file name without a folder (--out), for the card of one MODEL")
+    if options.segments and (options.compile or options.fsdp or options.ddp):
+        options.parser.error("--segments goes without --compile, --fsdp and --ddp: blocks are not grouped with them")
     planned = [_settings(options, model) for model in options.what or import_module("overlay.measure.presets").MODELS]
     if any(one.batch == 0 for one in planned) and not options.budget and any(one.device == "cpu" for one in planned):
         options.parser.error("--batch auto needs --budget, or a GPU to fill")
@@ -133,7 +153,7 @@ def _settings(options: argparse.Namespace, model: str) -> Settings:
     if options.preset:
         given |= import_module("overlay.measure.presets").sizes(options.preset, model)
     elif not model.endswith(".json"):
-        given |= {"layers": 4, "hidden": 128, "vocab": 1024}
+        given |= SMALL
     names = ("layers", "hidden", "heads", "intermediate", "vocab", "experts", "seq", "image", "batch", "dtype")
     for name in (*names, "optimizer", "seed", "device", "compile", "autocast", "accumulate", "threads"):
         if getattr(options, name) is not None:
@@ -162,14 +182,20 @@ def _kinds_of(options: argparse.Namespace) -> tuple[str, ...]:
     return ("here",) if options.here else options.builds or KINDS
 
 
+def _torch(options: argparse.Namespace, settings: Settings) -> str:
+    if options.here:
+        return "here"
+    return options.torch or ("2.14" if settings.device == "cuda" else "2.13")
+
+
 def _plan_text(options: argparse.Namespace, settings: Settings) -> str:
     choices, why = _choices(options, settings)
-    default = Settings("")
-    sizes = [f"{name} {pair[0]}" for name, pair in settings.difference(default).items() if name != "model"]
+    given = settings.difference(Settings(settings.model)).items()
+    sizes = [f"{name} {'auto' if (name, pair[0]) == ('batch', 0) else pair[0]}" for name, pair in given]
     return "\n".join(
         [
             f"{settings.model}: {', '.join(sizes)}",
-            f"  builds: {', '.join(_kinds_of(options))}",
+            f"  builds: {', '.join(_kinds_of(options))}; torch: {_torch(options, settings)}",
             f"  modes: {', '.join(options.modes)}",
             f"  other ways: {', '.join(map(name_of, choices)) or why}",
             f"  {options.rounds} rounds of timing; card: {_place(options, settings)}.json, .md and .png",
@@ -192,7 +218,7 @@ def _measure(options: argparse.Namespace, settings: Settings) -> int:
     else:
         top = root(options)
         lock = import_module("overlay.queue.lock").read(top / "upstream.lock")
-        columns = builds.made(lock, top, options.release, _kinds_of(options), options.torch)
+        columns = builds.made(lock, top, options.release, _kinds_of(options), _torch(options, settings))
     choices, why = _choices(options, settings)
     place = _place(options, settings)
     output.check(place)
@@ -211,22 +237,17 @@ def _measure(options: argparse.Namespace, settings: Settings) -> int:
     card = run.measure(plan)
     for file in output.write(card, place, drawn=options.picture):
         print(f"wrote {file}")  # noqa: T201
-    print(markdown.verdict(card))  # noqa: T201
-    for line in card.off:
-        print(f"- {line}")  # noqa: T201
-    for line in card.advice:
-        print(f"- {line}")  # noqa: T201
+    lines = [markdown.verdict(card), *(f"- {line}" for line in (*card.off, *card.advice))]
     if card.budget is not None:
         best = card.budget.best
         found = "none fits" if best is None else f"{name_of(best)} is the fastest that fits"
-        print(f"within {markdown.size(card.budget.bytes)}: {found}")  # noqa: T201
+        lines.append(f"within {markdown.size(card.budget.bytes)}: {found}")
+    _print(lines)
     return 0 if card.passed else 1
 
 
 def _command(options: argparse.Namespace, settings: Settings) -> str:
     """As somebody would type it again: the preset's sizes by its name."""
-    import sys
-
     words = [word for word in sys.argv[1:] if word not in ("--debug",)]
     if not options.what:
         words.insert(words.index("bench") + 1 if "bench" in words else 0, settings.model)
@@ -236,11 +257,47 @@ def _command(options: argparse.Namespace, settings: Settings) -> str:
 def _compare(options: argparse.Namespace) -> int:
     if len(options.what) != 3:
         options.parser.error("expected two cards: compare A.json B.json")
+    _alone(options)
     from overlay.measure import card, compare
 
     before, after = (card.read(Path(name)) for name in options.what[1:])
+    kinds = [one.subject.sizes.get("class", "") for one in (before, after)]
+    if kinds[0] != kinds[1]:
+        raise OverlayError(f"expected two cards of one model, found {kinds[0]} and {kinds[1]}: compare those of one")
     found = compare.compare(before, after)
     if not found.changes:
         raise OverlayError("expected a build and a mode that both cards have, found none: compare cards of one model")
-    print(found.text())  # noqa: T201
+    _print(found.text().splitlines())
     return 1 if found.worse else 0
+
+
+def _draw(options: argparse.Namespace) -> int:
+    if len(options.what) < 2:
+        options.parser.error("expected a card: draw A.json")
+    _alone(options, "out", "picture")
+    from overlay.measure import card, output
+
+    for name in map(Path, options.what[1:]):
+        place = name.with_suffix("")
+        for file in output.draw(card.read(name), (options.out or place.parent) / place.name, drawn=options.picture):
+            print(f"wrote {file}")  # noqa: T201
+    return 0
+
+
+def _print(lines: Iterable[str]) -> None:
+    """On a terminal at most as wide as it is; elsewhere a line stays one."""
+    for line in lines:
+        label = next((one for one in ("- ", "worse  ", "better ", "other  ") if line.startswith(one)), "")
+        shown = wrapped(line.removeprefix(label), label, width()) if sys.stdout.isatty() else [line]
+        print("\n".join(shown))  # noqa: T201
+
+
+def _alone(options: argparse.Namespace, *taken: str) -> None:
+    """Refuses options of a run, which a card that is there does not take."""
+    parser = options.parser
+    common = ("what", "command", "parser", "extra", "debug", "root", *taken)
+    if given := [
+        name for name, value in vars(options).items() if name not in common and value != parser.get_default(name)
+    ]:
+        named = {"picture": "no-picture"}.get(given[0], given[0].replace("_", "-"))
+        parser.error(f"--{named} goes with a run, not with {options.what[0]}")

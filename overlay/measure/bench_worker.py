@@ -36,12 +36,16 @@ class Answers:
     def about(self) -> dict[str, Any]:
         trial = self.trial
         device = self.settings.device
-        total = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else None
+        free = total = None
+        if device == "cuda":
+            free, total = torch.cuda.mem_get_info()
+            free += torch.cuda.memory_reserved()  # what this process has by now is its own
         return {
             "transformers": transformers.__version__,
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
             "device memory": total,
+            "free": free,
             "threads": torch.get_num_threads(),
             "clock": "CPU time" if trial.cpu_time else "wall time",
             "parameters": sum(one.numel() for one in trial.model.parameters()),
@@ -60,19 +64,22 @@ class Answers:
 QUESTIONS = ("about", "seconds", "memory", "saved", "parity", "findings", "release", "enlarge")
 
 
-def main(settings: Settings) -> None:
+def main(told: Path) -> None:
+    settings = Settings.parse(told.read_text("utf-8"))
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     if settings.device == "cuda" and torch.cuda.device_count() < settings.ranks:
+        several = "s" * (settings.ranks > 1)
         sys.exit(
-            f"expected {settings.ranks} NVIDIA GPUs and a CUDA build of torch, found {torch.cuda.device_count()} with "
-            f"torch {torch.__version__}: take --device cpu, --torch 2.14 (such a build), or --here with your own torch"
+            f"expected {settings.ranks} NVIDIA GPU{several} and a CUDA build of torch, found "
+            f"{torch.cuda.device_count()} with torch {torch.__version__}: take --device cpu, --torch 2.14 (such a "
+            "build), or --here with your own torch"
         )
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    with ranks.together(settings, Answers) as ask:
+    with ranks.together(settings, Answers, told.parent) as ask:
         serve({what: lambda *arguments, what=what: ask(what, *arguments) for what in QUESTIONS})
 
 
 if __name__ == "__main__":
-    main(Settings.parse(Path(sys.argv[1]).read_text("utf-8")))
+    main(Path(sys.argv[1]))

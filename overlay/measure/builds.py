@@ -23,8 +23,9 @@ PROJECT = "transformers"
 TOKENIZERS = {"5.14.1": "tokenizers==0.22.2", "5.22.2": "tokenizers==0.23.1", "5.24.0": "tokenizers==0.23.1"}
 """Each release asks for its own range of tokenizers, so they are laid over the environment together."""
 
-VARIABLES = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""For every process that imports transformers here: nothing is fetched, and a fork needs no warning."""
+VARIABLES = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""For every process that imports transformers here: nothing is fetched, a fork needs no warning, and cuBLAS can be
+deterministic."""
 
 
 @dataclass(frozen=True)

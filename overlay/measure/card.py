@@ -5,11 +5,12 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from overlay.errors import OverlayError
+from overlay.measure.settings import Settings
 
 FORMAT = 1
 Bytes = Annotated[int, Field(ge=0)]
@@ -173,7 +174,7 @@ class Card(_Model):
     made: str
     machine: Machine
     subject: Subject
-    settings: dict[str, Any]
+    settings: Settings
     judged: str
     builds: list[Build]
     choices: list[Mode]

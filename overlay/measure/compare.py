@@ -1,11 +1,10 @@
 """Two run cards: what got better or worse, beyond noise."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from overlay.measure.card import Card, Mode
 from overlay.measure.markdown import size
-from overlay.measure.settings import Settings
 from overlay.measure.settings import name_of as name
 
 MEMORY = 0.01
@@ -16,6 +15,16 @@ TIME = 0.05
 
 SPEED = 0.10
 """Of samples per second: two runs have no rounds in common, so that the clock of the machine is in it."""
+
+
+WORK = (
+    *("layers", "hidden", "heads", "intermediate", "vocab", "experts"),
+    *("seq", "batch", "image", "dtype", "accumulate", "parallel", "ranks"),
+)
+"""Settings with which a step has more or less to do."""
+
+OF_WORK = ("peak memory", "saved for the backward", "samples per second", "blocks checkpointed")
+"""Figures that are then neither better nor worse, but others."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class Comparison:
         return any(change.worse for change in self.changes)
 
     def text(self) -> str:
-        """A table, at most 100 columns wide."""
+        """A line for each change."""
         lines = [f"not the same: {line}" for line in self.differences]
         told = [change for change in self.changes if change.word != "same"]
         for one in told:
@@ -63,11 +72,14 @@ class Comparison:
 
 def compare(before: Card, after: Card) -> Comparison:
     """What is different in the second card."""
-    return Comparison(list(_differences(before, after)), list(_changes(before, after)))
+    changes = list(_changes(before, after))
+    if any(name in WORK for name in before.settings.difference(after.settings)):
+        changes = [replace(one, word="other") if one.what in OF_WORK and one.word != "same" else one for one in changes]
+    return Comparison(list(_differences(before, after)), changes)
 
 
 def _differences(before: Card, after: Card) -> Iterator[str]:
-    pairs = Settings(**before.settings).difference(Settings(**after.settings))
+    pairs = before.settings.difference(after.settings)
     for what, (one, other) in pairs.items():
         yield f"{what}: {one} and {other}"
     for what in ("device", "torch", "cores", "threads"):

@@ -20,23 +20,28 @@ def title(card: Card) -> str:
     """The model, its sizes and the machine, in a line."""
     sizes = card.subject.sizes
     settings = card.settings
-    shape = f"{settings['batch']} x {settings['accumulate']}" if settings["accumulate"] > 1 else str(settings["batch"])
+    shape = f"{settings.batch} x {settings.accumulate}" if settings.accumulate > 1 else str(settings.batch)
+    count = card.subject.parameters
     parts = [
-        f"{card.subject.parameters / 1e6:.1f} M parameters",
+        f"{count / 1e6:.1f} M parameters" if count >= 1e5 else f"{count} parameters",
         f"{sum(card.subject.blocks.values())} blocks",
-        f"{card.subject.tokens} tokens" + (f" ({settings['image']} px)" if "image" in sizes else ""),
+        f"{card.subject.tokens} tokens" + (f" ({settings.image} px)" if "image" in sizes else ""),
         f"batch {shape}",
-        str(settings["dtype"]) + (f", autocast {settings['autocast']}" if settings["autocast"] else ""),
-        f"{settings['parallel']} on {settings['ranks']} ranks" if settings["parallel"] else "",
-        "compiled" if settings["compile"] else "",
+        settings.dtype + (f", autocast {settings.autocast}" if settings.autocast else ""),
+        f"{settings.parallel} on {settings.ranks} ranks" if settings.parallel else "",
+        "compiled" if settings.compile else "",
         card.machine.device,
     ]
     return f"{card.subject.name}: {', '.join(filter(None, parts))}"
 
 
 def verdict(card: Card) -> str:
-    """`pass`, or in how many points the judged build is not as it is accepted."""
-    build = card.ours.name
+    """`pass`, or in how many points the judged build is not as it is accepted; what there was nothing to judge by."""
+    build, base = card.ours.name, card.ours.mode("off")
+    if card.passed and len(card.ours.modes) == 1:
+        return f"nothing to judge: {build}, off alone"
+    if card.passed and (base is None or base.outcome != "ok"):
+        return f"pass, but memory, time and parity have nothing to be compared with: off did not run: {build}"
     if card.passed:
         return f"pass: {build}"
     return f"off in {len(card.off)} point{'s' * (len(card.off) > 1)}: {build}"
@@ -60,8 +65,9 @@ def document(card: Card, picture: str | None) -> str:
 def _machine(card: Card) -> str:
     machine = card.machine
     rounds = next((len(mode.time.rounds) for build in card.builds for mode in build.modes if mode.time), 0)
+    medians = "times are of one round" if rounds == 1 else f"times are medians of {rounds} rounds"
     return (
-        f"{machine.threads} of {machine.cores} cores, load {machine.load:.1f}; times are medians of {rounds} rounds "
+        f"{machine.threads} of {machine.cores} cores, load {machine.load:.1f}; {medians} "
         f"({machine.clock}), all builds and modes in turn"
     )
 
@@ -125,7 +131,7 @@ def _cells(mode: Mode, base: Mode | None) -> list[str]:
         slowdown = f"x {mode.time.slowdown:.2f}{spread}"
     return [
         "-" if mode.memory is None else size(mode.memory.peak),
-        "-" if lower is None else f"{-lower:+.0%}",
+        "-" if lower is None else "0%" if round(100 * lower) == 0 else f"{-lower:+.0%}",
         slowdown,
         "-" if mode.time is None else f"{mode.time.samples_per_second:.2f}",
         "-" if mode.time is None else f"{mode.time.tokens_per_second:.0f}",
@@ -166,7 +172,10 @@ def _differences(mode: Mode) -> list[str]:
 
 def _granularity(card: Card) -> Iterator[str]:
     classes = ", ".join(f"{count} {kind}" for kind, count in card.subject.blocks.items())
-    yield f"Blocks of the model: {classes or 'none'}. Saved for the backward, after a forward:"
+    granularities = [mode.granularity for build in card.builds for mode in build.modes if mode.granularity]
+    run = max((one.found for one in granularities), default=0)
+    part = f" ({run} of them run with these batches)" if 0 < run < sum(card.subject.blocks.values()) else ""
+    yield f"Blocks of the model: {classes or 'none'}{part}. Saved for the backward, after a forward:"
     yield ""
     rows = []
     for build in card.builds:
@@ -206,16 +215,23 @@ def _choices(card: Card) -> Iterator[str]:
     yield ""
     base = card.ours.mode("off")
     every = [*card.ours.modes, *card.choices]
-    rows = []
-    for mode in every:
-        saved = "-" if mode.saved is None else size(mode.saved.total)
-        fits = ""
-        if card.budget is not None and mode.memory is not None:
-            fits = "yes" if mode.memory.peak <= card.budget.bytes else "no"
-        message = ": ".join(filter(None, (mode.outcome, mode.message))) if mode.outcome != "ok" else ""
-        rows.append([name(mode.mode), *_cells(mode, base)[:3], saved, fits or message or "-"])
+    ran = [mode for mode in every if mode.outcome == "ok"]
     head = ["", "peak", "memory", "slowdown", "saved after the forward"]
-    yield from _table([*head, "fits" if card.budget is not None else ""], rows)
+    rows = []
+    for mode in ran:
+        saved = "-" if mode.saved is None else size(mode.saved.total)
+        rows.append([name(mode.mode), *_cells(mode, base)[:3], saved])
+        if card.budget is not None:
+            fits = mode.memory is not None and mode.memory.peak <= card.budget.bytes
+            rows[-1].append("yes" if fits else "no")
+    yield from _table([*head, *(["fits"] if card.budget is not None else [])], rows)
+    lines = [
+        f"- {': '.join(filter(None, (name(mode.mode), mode.outcome, mode.message)))}"
+        for mode in every
+        if mode not in ran
+    ]
+    lines += [f"- {name(mode.mode)}: {what}" for mode in card.choices for what in judge.parity(mode, base)]
+    yield from [*lines, ""] if lines else []
     if card.budget is not None:
         best = "none of them fits" if card.budget.best is None else f"{name(card.budget.best)} is the fastest that fits"
         yield f"For {size(card.budget.bytes)}: {best}."

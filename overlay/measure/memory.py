@@ -55,9 +55,12 @@ def watch_gradients(parameters: Iterable[nn.Parameter]) -> Callable[[], None]:
     """Has each gradient noted in a curve as it is there; returns what takes that back."""
 
     def noted(parameter: Tensor) -> None:
-        if id(parameter) not in seen and parameter.grad is not None:
-            seen.add(id(parameter))
-            with record_function(f"{MARK}gradient {storage_bytes([parameter.grad])}"):
+        if parameter.grad is None:
+            return
+        storage = local(parameter.grad).untyped_storage()
+        if storage.data_ptr() not in seen:  # FSDP2 has those of a group in one
+            seen.add(storage.data_ptr())
+            with record_function(f"{MARK}gradient {storage.nbytes()}"):
                 pass
 
     seen: set[int] = set()

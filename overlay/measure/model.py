@@ -8,7 +8,7 @@ has a `loss`, and `logits` where an accuracy is wanted.
 import difflib
 import importlib.util
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from overlay.measure.settings import SEGMENTATION, Settings
+from overlay.measure.settings import SEGMENTATION, SMALL, Settings
 
 IGNORED = -100
 """What PyTorch's losses leave out of labels."""
@@ -61,11 +61,12 @@ def build(settings: Settings) -> Task:
     """
     torch.manual_seed(settings.seed)
     if ".py:" in settings.model:
-        return _own(settings)
+        return _of_a_file(settings)
     dtype: torch.dtype = getattr(torch, settings.dtype)
     if settings.model == SEGMENTATION:
         from overlay.measure import segmentation
 
+        without(settings, "seq")
         _fits(settings.hidden, settings.heads)
         config = configure("vit", settings)
         task = segmentation.task(config, settings)
@@ -90,23 +91,72 @@ def configure(name: str, settings: Settings, given: Mapping[str, Any] | None = N
             f"expected a model_type of transformers, a CONFIG.json or FILE.py:FUNCTION, found {name!r}: {hint}"
         )
     made = CONFIG_MAPPING[name]
-    default = made.from_dict(dict(given)) if given else made()
-    own = {key: value for key, value in (given or {}).items() if key != "model_type"}
-    own |= _sizes(default, settings)
     try:
-        return made(**own)
+        default = made.from_dict(dict(given)) if given else made()
+        own = {key: value for key, value in (given or {}).items() if key != "model_type"}
+        parts: dict[str, Any] = {}
+        if not _own(default, "layers"):  # those of several parts have none of their own, but that of text and of images
+            parts = {part: getattr(default, part, None) for part in getattr(default, "sub_configs", {})}
+            parts = {part: inner for part, inner in parts.items() if inner is not None}
+        _taken(name, settings, [default, *parts.values()])
+        sizes = _sizes(default, settings)
+        sizes |= {part: inner.to_dict() | _sizes(inner, settings) for part, inner in parts.items()}
+        return made(**own | sizes)
+    except SizeError:
+        raise
     except Exception as error:
-        raise SizeError(f"the sizes do not fit {name}: {' '.join(str(error).split())[:160]}") from error
+        raise _unfit(name, error) from error
+
+
+def _unfit(name: str, error: Exception) -> SizeError:
+    return SizeError(f"the sizes do not fit {name}: {' '.join(str(error).split())[:160]}")
+
+
+_NAMES: Mapping[str, Sequence[str]] = {
+    "layers": ("num_hidden_layers", "num_decoder_layers", "decoder_layers", "encoder_layers"),
+    "hidden": ("hidden_size",),
+    "heads": ("num_attention_heads", "num_key_value_heads", "encoder_attention_heads", "decoder_attention_heads"),
+    "vocab": ("vocab_size",),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "intermediate": ("intermediate_size", "moe_intermediate_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"),
+    "head": ("head_dim", "d_kv"),
+}
+"""What configurations call a size."""
+
+
+def _own(default: Any, size: str) -> list[str]:
+    """The names that this configuration has for a size."""
+    names: Mapping[str, str] = getattr(default, "attribute_map", {})
+    found = dict.fromkeys(names.get(name, name) for name in _NAMES[size])
+    return [name for name in found if isinstance(_get(default, name), int | None) and _settable(default, name)]
+
+
+def _get(default: Any, name: str) -> Any:
+    """What a configuration has there; an empty text where nothing, or one value for each layer, of which it says so by
+    an error."""
+    try:
+        return getattr(default, name, "")
+    except Exception:
+        return ""
+
+
+def _taken(name: str, settings: Settings, configurations: Sequence[Any]) -> None:
+    """Refuses a size that would have no effect."""
+    for size in ("layers", "hidden", "heads", "vocab", "experts", "intermediate"):
+        given = getattr(settings, size)
+        if given not in (None, SMALL.get(size)) and not any(_own(one, size) for one in configurations):
+            raise SizeError(f"expected a size that the configuration of {name} has, found --{size}: leave it out")
+
+
+def without(settings: Settings, what: str) -> None:
+    """Refuses `seq` or `image` for a model that takes none."""
+    if getattr(settings, what) != getattr(Settings(""), what):
+        raise SizeError(f"expected no --{what} for {settings.model}, which takes none, found it: leave it out")
 
 
 def _sizes(default: Any, settings: Settings) -> dict[str, Any]:
     """The options as the names of this configuration have them, and what follows from them."""
     names: Mapping[str, str] = getattr(default, "attribute_map", {})
-
-    def own(*common: str) -> list[str]:
-        found = [names.get(name, name) for name in common]
-        return [name for name in dict.fromkeys(found) if isinstance(getattr(default, name, ""), int | None)]
-
     hidden, heads = settings.hidden, settings.heads
     if hidden is not None and heads is None:
         heads = max(count for count in range(1, max(1, hidden // HEAD) + 1) if hidden % count == 0)
@@ -114,44 +164,39 @@ def _sizes(default: Any, settings: Settings) -> dict[str, Any]:
         hidden = getattr(default, names.get("hidden_size", "hidden_size"), None)
     _fits(hidden, heads)
     wanted: dict[str, Any] = {}
-    for value, common in (
-        (settings.layers, ("num_hidden_layers", "num_decoder_layers", "decoder_layers", "encoder_layers")),
-        (settings.hidden, ("hidden_size",)),
-        (
-            heads,
-            (
-                "num_attention_heads",
-                "num_key_value_heads",
-                "encoder_attention_heads",
-                "decoder_attention_heads",
-            ),
-        ),
-        (settings.vocab, ("vocab_size",)),
-        (settings.experts, ("num_local_experts", "num_experts", "n_routed_experts")),
-        (
-            settings.intermediate or (settings.hidden and 4 * settings.hidden),
-            ("intermediate_size", "moe_intermediate_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"),
-        ),
-        (hidden and heads and settings.hidden and hidden // heads, ("head_dim", "d_kv")),
+    for size, value in (
+        ("layers", settings.layers),
+        ("hidden", settings.hidden),
+        ("heads", heads),
+        ("vocab", settings.vocab),
+        ("experts", settings.experts),
+        ("intermediate", settings.intermediate or (settings.hidden and 4 * settings.hidden)),
+        ("head", hidden and heads and settings.hidden and hidden // heads),
     ):
         if value:
-            wanted |= {name: value for name in own(*common) if _settable(default, name)}
+            wanted |= dict.fromkeys(_own(default, size), value)
+    if settings.hidden and isinstance(wider := _get(default, "expand"), int) and _get(default, "num_heads"):
+        # As Mamba 2 has it: each of its heads is as wide as any, and there are that many of them
+        wanted |= {"num_heads": settings.hidden * wider // wanted.get("head_dim", HEAD), "n_groups": 1}
     if settings.vocab:
         ids = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
         wanted |= {
             name: 0 for name in ids if isinstance(one := getattr(default, name, None), int) and one >= settings.vocab
         }
-    if getattr(default, "is_encoder_decoder", False) and getattr(default, "decoder_start_token_id", None) is None:
-        wanted["decoder_start_token_id"] = 0
-    if hasattr(default, "max_position_embeddings"):
+    if getattr(default, "is_encoder_decoder", False):
+        first = ("decoder_start_token_id", "pad_token_id")
+        wanted |= {name: 0 for name in first if getattr(default, name, None) is None}
+    if hasattr(default, "max_position_embeddings") and _settable(default, "max_position_embeddings"):
         wanted["max_position_embeddings"] = max(settings.seq + 2, getattr(default, "max_position_embeddings", 0) or 0)
     for name in ("layer_types", "mlp_layer_types"):
-        if settings.layers and getattr(default, name, None) and _settable(default, name):
+        name = names.get(name, name)
+        if settings.layers and _own(default, "layers") and getattr(default, name, None) and _settable(default, name):
             wanted[name] = None  # as many as there are layers
     if hasattr(default, "use_cache"):
         wanted["use_cache"] = False
     if hasattr(default, "image_size"):
-        wanted["image_size"] = settings.image
+        one = isinstance(default.image_size, int | None)
+        wanted["image_size"] = settings.image if one else [settings.image] * len(default.image_size)
     return wanted
 
 
@@ -177,21 +222,27 @@ def _of_transformers(settings: Settings) -> Task:
     if name.endswith(".json"):
         try:
             given = json.loads(Path(name).read_text("utf-8"))
-            name = given["model_type"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SizeError(
-                f"{name}: expected a configuration with a model_type, found {type(error).__name__}"
-            ) from error
+        except OSError as error:
+            raise SizeError(f"{name}: expected a configuration, found none: {error.strerror}") from error
+        except ValueError as error:
+            raise SizeError(f"{name}: expected a configuration in JSON, found something else: {error}") from error
+        own = given.get("model_type") if isinstance(given, dict) else None
+        if not isinstance(own, str):
+            raise SizeError(f"{name}: expected a configuration with a model_type, found none in it")
+        name = own
     config = configure(name, settings, given)
     for kind, mapping in _TASKS.items():
         classes = getattr(modeling_auto, mapping).get(name)
         if classes is not None:
+            without(settings, "seq" if kind == "images" else "image")
             made = getattr(transformers, classes if isinstance(classes, str) else classes[0])
             try:
                 model = made._from_config(config)
-            except (ValueError, RuntimeError, AssertionError, TypeError, KeyError, ZeroDivisionError) as error:
-                raise SizeError(f"the sizes do not fit {name}: {' '.join(str(error).split())[:160]}") from error
-            return _task(kind, model, config, settings)
+                return _task(kind, model, config, settings)
+            except SizeError:
+                raise
+            except Exception as error:
+                raise _unfit(name, error) from error
     raise SizeError(
         f"expected a model of language or images, found {name}, for which nothing here makes batches: "
         "write FILE.py:FUNCTION"
@@ -209,7 +260,7 @@ _TASKS = {
 
 def _task(kind: str, model: nn.Module, config: Any, settings: Settings) -> Task:
     if kind == "images":
-        tokens = (settings.image // getattr(config, "patch_size", 16)) ** 2
+        tokens = (settings.image // _patch(config)) ** 2
         classes = int(config.num_labels)
 
         def images(generator: torch.Generator) -> Batch:
@@ -235,6 +286,12 @@ def _task(kind: str, model: nn.Module, config: Any, settings: Settings) -> Task:
     return Task(model, text, settings.seq, kind == "causal", sizes_of(model, config))
 
 
+def _patch(config: Any) -> int:
+    """Pixels of a patch's side: 16, where the configuration has no such size or several."""
+    found = getattr(getattr(config, "vision_config", config), "patch_size", 16)
+    return found if isinstance(found, int) else 16
+
+
 def words(vocab: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Token ids, few of which are frequent, so that a model has something to learn in a few steps."""
     return 1 + (torch.rand(shape, generator=generator) ** 3 * (vocab - 1)).long()
@@ -248,16 +305,27 @@ def sizes_of(model: nn.Module, config: Any) -> dict[str, int | str]:
     return {"class": type(model).__name__, **found}
 
 
-def _own(settings: Settings) -> Task:
+def _of_a_file(settings: Settings) -> Task:
     file, _, function = settings.model.rpartition(":")
     spec = importlib.util.spec_from_file_location("overlay_bench_model", file)
     if spec is None or spec.loader is None or not Path(file).is_file():
         raise SizeError(f"expected a file of Python, found none: {file}")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, function, None)):
-        raise SizeError(f"{file}: expected a function {function}(settings), found none")
-    model, batch = getattr(module, function)(settings)
+    try:
+        spec.loader.exec_module(module)
+        if not callable(getattr(module, function, None)):
+            raise SizeError(f"{file}: expected a function {function}(settings), found none")
+        made = getattr(module, function)(settings)
+    except SizeError:
+        raise
+    except (Exception, SystemExit) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+        raise SizeError(f"expected a model from {settings.model}, found {said}") from error
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):
+        raise SizeError(
+            f"{settings.model}: expected a model and a function that makes batches, found {type(made).__name__}"
+        )
+    model, batch = made
     dtype = getattr(torch, settings.dtype)
     model.to(device=settings.device, dtype=dtype).train()
     return Task(model, batch, settings.seq, True, {"class": type(model).__name__})

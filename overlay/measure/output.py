@@ -24,18 +24,25 @@ def write(made: card.Card, place: Path, *, drawn: bool = True) -> Iterator[Path]
         place: a path without suffix.
         drawn: False leaves the picture out, which needs matplotlib.
     """
+    yield from draw(made, place, drawn=drawn)
+    yield _replace(place.with_name(f"{place.name}.json"), card.write(made).encode())
+
+
+def draw(made: card.Card, place: Path, *, drawn: bool = True) -> Iterator[Path]:
+    """As `write`, of what is made of the JSON alone."""
     place.parent.mkdir(parents=True, exist_ok=True)
     image = place.with_name(f"{place.name}.png")
     contents = {image: picture.png(made)} if drawn else {}
-    contents |= {
-        place.with_name(f"{place.name}.md"): markdown.document(made, image.name if drawn else None).encode(),
-        place.with_name(f"{place.name}.json"): card.write(made).encode(),
-    }
+    contents[place.with_name(f"{place.name}.md")] = markdown.document(made, image.name if drawn else None).encode()
     for file, content in contents.items():
-        temporary = file.with_name(f".{file.name}.{os.getpid()}")
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
-        yield file
+        yield _replace(file, content)
+
+
+def _replace(file: Path, content: bytes) -> Path:
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return file

@@ -4,11 +4,11 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -34,10 +34,11 @@ class RankError(RuntimeError):
 
 
 @contextmanager
-def together(settings: Settings, make: Callable[[Settings], Answerer]) -> Iterator[Callable[..., Any]]:
+def together(settings: Settings, make: Callable[[Settings], Answerer], folder: Path) -> Iterator[Callable[..., Any]]:
     """Starts the other ranks, and yields what asks all of them. None outlives the context.
 
     Args:
+        folder: of whoever asks, for the file that the ranks meet at: this process is killed and cleans nothing up.
         make: makes what answers on a rank.
     """
     if settings.ranks == 1:
@@ -51,25 +52,24 @@ def together(settings: Settings, make: Callable[[Settings], Answerer]) -> Iterat
     # not safe.
     how = "fork" if sys.platform == "linux" and settings.device == "cpu" else "spawn"
     context = multiprocessing.get_context(how)
-    with tempfile.TemporaryDirectory(prefix="overlay-bench-") as folder:
-        others = [
-            context.Process(target=_other, args=(rank, folder, settings, make), daemon=True)
-            for rank in range(1, settings.ranks)
-        ]
+    others = [
+        context.Process(target=_other, args=(rank, folder, settings, make), daemon=True)
+        for rank in range(1, settings.ranks)
+    ]
+    for process in others:
+        process.start()
+    try:
+        _join(0, folder, settings)
+        answerer = make(settings)
+        yield lambda *question: _ask(answerer, question, settings)
+    finally:
         for process in others:
-            process.start()
-        try:
-            _join(0, folder, settings)
-            answerer = make(settings)
-            yield lambda *question: _ask(answerer, question, settings)
-        finally:
-            for process in others:
-                process.kill()
-            for process in others:
-                process.join()
+            process.kill()
+        for process in others:
+            process.join()
 
 
-def _join(rank: int, folder: str, settings: Settings) -> None:
+def _join(rank: int, folder: Path, settings: Settings) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     backend = "gloo"
@@ -77,11 +77,11 @@ def _join(rank: int, folder: str, settings: Settings) -> None:
         torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(
-        backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=settings.ranks, timeout=PATIENCE
+        backend, init_method=(folder / "meeting").as_uri(), rank=rank, world_size=settings.ranks, timeout=PATIENCE
     )
 
 
-def _other(rank: int, folder: str, settings: Settings, make: Callable[[Settings], Answerer]) -> None:
+def _other(rank: int, folder: Path, settings: Settings, make: Callable[[Settings], Answerer]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first rank ends this one
     _join(rank, folder, settings)
     answerer = make(settings)

@@ -8,14 +8,15 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from overlay.errors import OverlayError
 from overlay.measure import card, judge
 from overlay.measure.builds import Build
-from overlay.measure.settings import Settings
+from overlay.measure.markdown import size
+from overlay.measure.settings import Settings, name_of
 from overlay.measure.turns import Turn, TurnError, rounds, turn
 from overlay.progress import say
 
@@ -26,7 +27,15 @@ TURN = 0.25
 CONTEXT = 2**29
 """Bytes of a GPU that a process takes for itself."""
 
-_MEMORY = re.compile(r"out ?of ?memory|can't allocate memory|not enough memory|MemoryError|bad_alloc", re.IGNORECASE)
+MOST = 2**20
+"""Samples in a batch."""
+
+_MEMORY = re.compile(
+    r"out ?of ?memory|can't allocate memory|not enough memory|MemoryError|bad_alloc|ALLOC_FAILED", re.IGNORECASE
+)
+_BROKEN = re.compile("CUDA error|device-side assert|illegal memory access")
+"""After these a process can do nothing more with its GPU."""
+
 _LINE = 300
 """Characters of a message that a card keeps."""
 
@@ -70,7 +79,7 @@ class Worker:
         try:
             return self._turn.ask(*question)
         except TurnError as error:
-            if str(error).startswith("the worker "):
+            if str(error).startswith("the worker ") or _BROKEN.search(str(error)):
                 self.stop()
             raise
 
@@ -96,6 +105,9 @@ class Column:
     trained: int = 0
     """Which process of the worker has trained this mode last, to compare others with."""
 
+    def __str__(self) -> str:
+        return f"{self.worker.build}, {name_of(self.mode)}"
+
     def ask(self, *question: object) -> Any:
         """The answer, or None where there is none: then the mode has failed, and is not asked again."""
         if self.outcome != "ok":
@@ -104,7 +116,7 @@ class Column:
             return self.worker.ask(*question)
         except TurnError as error:
             self.outcome, self.message = outcome(str(error))
-            say(f"{self.worker.build}, {self.mode}: {self.outcome}: {self.message}")
+            say(f"{self}: {self.outcome}: {self.message}")
             return None
 
 
@@ -118,8 +130,9 @@ def outcome(error: str) -> tuple[card.Outcome, str]:
     message = message.removeprefix("RankError: ")
     if _MEMORY.search(error):
         return "out of memory", message[:_LINE]
-    if message.startswith("ModeError: "):
-        return "not available", message.removeprefix("ModeError: ")[:_LINE]
+    name, _, said = message.partition(": ")
+    if name in ("ModeError", "NoSegmentError"):
+        return "not available", said[:_LINE]
     return "failed", message[:_LINE]
 
 
@@ -154,7 +167,7 @@ def measure(plan: Plan) -> card.Card:
     """Runs the plan.
 
     Raises:
-        OverlayError: a build cannot make the model.
+        OverlayError: a build cannot make the model, or it does not run at all.
     """
     with _workers(plan) as workers:
         about = {kind: _about(worker) for kind, worker in workers.items()}
@@ -162,11 +175,15 @@ def measure(plan: Plan) -> card.Card:
         columns = [Column(worker, mode) for worker in workers.values() for mode in plan.modes]
         longest = int(about[judged]["longest"])
         others = [Column(workers[judged], mode) for mode in plan.choices if _size(mode) <= longest]
+        for mode in (mode for mode in plan.choices if _size(mode) > longest):
+            say(f"{plan.judged}, {name_of(mode)}: left out: at most {longest} blocks follow one another")
         bases = {id(worker): _base(worker, columns) for worker in workers.values()}
         # A build's modes follow one another: on a GPU the builds hand its memory to each other
         every = [one for worker in workers.values() for one in (*columns, *others) if one.worker is worker]
         for column in _in_turn(every):
             _look(column, bases[id(column.worker)])
+        if all(column.outcome in ("failed", "not available") for column in columns):
+            raise OverlayError(f"expected a mode that runs, found none: {columns[0]}: {columns[0].message}")
         _time(every, plan.rounds)
         return _card(plan, about, workers, columns, others)
 
@@ -214,9 +231,9 @@ def _in_turn(columns: Sequence[Column]) -> Iterator[Column]:
 
 
 def _size(mode: str) -> int:
-    """How many blocks a mode groups; 1 where it groups none."""
-    kind, _, number = mode.partition(":")
-    return int(number) if kind == "group" else 1
+    """How many blocks in a row a mode is about; 1 where it is about each."""
+    _, _, number = mode.partition(":")
+    return int(number or 1)
 
 
 def _base(worker: Worker, columns: Sequence[Column]) -> Column:
@@ -227,13 +244,13 @@ def _base(worker: Worker, columns: Sequence[Column]) -> Column:
 
 def _look(column: Column, base: Column) -> None:
     """All but time."""
-    say(f"{column.worker.build}, {column.mode}: parity, memory and granularity")
+    say(f"{column}: parity, memory and granularity")
     column.against = base.mode
     if column.mode != "off":
         # First: it names what makes the others fail
         column.findings = column.ask("findings", column.mode) or []
     if column is not base and base.outcome != "ok":
-        say(f"{column.worker.build}, {column.mode}: no parity: {base.mode} is {base.outcome}")
+        say(f"{column}: no parity, as there is none of {base.mode} ({base.outcome})")
     else:
         column.worker.start()
         if column is not base and base.trained != column.worker.starts:
@@ -308,7 +325,7 @@ def _card(
             tokens=told["tokens"],
             blocks={name: blocks.count(name) for name in dict.fromkeys(blocks)},
         ),
-        settings=asdict(settings),
+        settings=settings,
         judged=judged,
         builds=builds,
         choices=choices,
@@ -333,12 +350,12 @@ def _advice(ours: card.Build, *, sharded: bool) -> list[str]:
 def _judged(mode: card.Mode, modes: Sequence[card.Mode]) -> card.Mode:
     base = next((one for one in modes if one.mode == "off"), None)
     # That `off` does not fit is no fault where something else does
-    wrong = [] if mode.mode == "off" and mode.outcome != "failed" else judge.off(mode, base)
+    wrong = [] if mode.mode == "off" and mode.outcome == "out of memory" else judge.off(mode, base)
     return mode.model_copy(update={"off": wrong})
 
 
 def _mode(column: Column, base: Column, settings: Settings, about: Mapping[str, Any]) -> card.Mode:
-    found, blocks = column.found, len(about["blocks"])
+    found = column.found
     made: dict[str, Any] = {}
     if (memory := found.get("memory")) is not None:
         made["memory"] = _memory(memory)
@@ -347,7 +364,7 @@ def _mode(column: Column, base: Column, settings: Settings, about: Mapping[str, 
     if column.mode != "off" and (saved is not None or column.findings):
         checkpointed = {} if saved is None else saved["checkpointed"]
         made["granularity"] = card.Granularity(
-            found=blocks,
+            found=len(about["blocks"]) if saved is None else saved["called"],
             checkpointed=len(checkpointed),
             twice=sum(count > 1 for count in checkpointed.values()),
             findings=[card.Found.model_validate(finding) for finding in _unique(column.findings)],
@@ -402,8 +419,9 @@ def _times(column: Column, base: Column, settings: Settings, tokens: int) -> car
 def fill(plan: Plan) -> Settings:
     """The settings with the batch that fills the budget, or the GPU, without checkpointing.
 
-    Memory of a batch of one and of two is measured, and the rest follows. On a GPU each build keeps its parameters and
-    the optimizer's state there, and a tenth is left free.
+    Memory is measured while the batch doubles: a small one may be hidden behind what the optimizer needs. The last part
+    follows from the last two. On a GPU each build keeps its parameters and the optimizer's state there, and a tenth is
+    left free.
 
     Raises:
         OverlayError: not even one sample fits.
@@ -411,22 +429,43 @@ def fill(plan: Plan) -> Settings:
     worker = Worker(plan.judged, replace(plan.settings, batch=1), plan.patience)
     try:
         about = _about(worker)
-        say(f"{plan.judged}: memory of a batch of one and of two")
+        say(f"{plan.judged}: memory of larger and larger batches")
         first = worker.ask("memory", "off")
-        worker.ask("enlarge", 2)
-        second = worker.ask("memory", "off")
+        room, peak = _room(plan, about, first), int(first["peak"])
+        if peak > room:
+            raise OverlayError(
+                f"expected one sample within {size(room)}, found {size(peak)}: take a smaller model or --seq"
+            )
+        batch = _fill(worker, peak, room)
     except TurnError as error:
         raise _no_model(worker, error) from error
     finally:
         worker.stop()
-    if plan.budget is None:
-        others = (sum(first["resident"].values()) + CONTEXT) * (len(plan.builds) - 1)
-        room = int(0.9 * about["device memory"]) - CONTEXT - others
-    else:
-        room = plan.budget
-    peak = int(first["peak"])
-    batch = 1 + (room - peak) // max(1, int(second["peak"]) - peak)
-    if batch < 1:
-        raise OverlayError(f"expected at least one sample within {room} bytes, found {peak}: take a smaller model")
-    say(f"a batch of {batch} fills {room / 2**30:.1f} GiB")
+    say(f"a batch of {batch} fills {size(room)}")
     return replace(plan.settings, batch=batch)
+
+
+def _room(plan: Plan, about: Mapping[str, Any], one: Mapping[str, Any]) -> int:
+    if plan.budget is not None:
+        return plan.budget
+    others = (sum(one["resident"].values()) + CONTEXT) * (len(plan.builds) - 1)
+    return int(0.9 * about["free"] - others)
+
+
+def _fill(worker: Worker, peak: int, room: int) -> int:
+    batch = each = 1
+    while batch < MOST:
+        try:
+            worker.ask("enlarge", 2)
+            larger = int(worker.ask("memory", "off")["peak"])
+        except TurnError as error:
+            if outcome(str(error))[0] != "out of memory":
+                raise
+            return batch
+        each = max(1, (larger - peak) // batch)
+        if larger > room:
+            return batch + (room - peak) // each
+        batch, peak = 2 * batch, larger
+        if peak + batch * each > room and each > 1:  # twice as many would not fit
+            return batch + (room - peak) // each
+    return batch

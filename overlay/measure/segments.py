@@ -45,7 +45,8 @@ def group(rows: Sequence[Sequence[nn.Module]], size: int, run: Callable[[], obje
     """Puts segments of `size` blocks under one checkpoint each, non-reentrant; returns what takes that back.
 
     Args:
-        rows: lists of blocks, each in the order in which the model calls them, none of them checkpointed.
+        rows: lists of blocks, each in the order in which the model calls them, none of them checkpointed. One that the
+            model does not call at all stays as it is.
         size: blocks in a segment; the last one of a row may have fewer.
         run: runs a forward, to look at.
 
@@ -53,6 +54,9 @@ def group(rows: Sequence[Sequence[nn.Module]], size: int, run: Callable[[], obje
         NoSegmentError: something is computed between the blocks, or they are called otherwise than once each.
     """
     looked_at = _look([block for row in rows for block in row], run)
+    rows = [row for row in rows if any(looked_at[block] for block in row)]
+    if any(len(looked_at[block]) != 1 for row in rows for block in row):
+        raise NoSegmentError("the model does not call each block once in a forward")
     replaced: list[nn.Module] = []
 
     def restore() -> None:
@@ -63,7 +67,7 @@ def group(rows: Sequence[Sequence[nn.Module]], size: int, run: Callable[[], obje
         for row in rows:
             for start in range(0, len(row), size):
                 blocks = row[start : start + size]
-                segment = _Segment(blocks, [looked_at[block] for block in blocks])
+                segment = _Segment(blocks, [looked_at[block][0] for block in blocks])
                 for i, block in enumerate(blocks):
                     vars(block)["forward"] = segment.call(i)
                     replaced.append(block)
@@ -73,7 +77,7 @@ def group(rows: Sequence[Sequence[nn.Module]], size: int, run: Callable[[], obje
     return restore
 
 
-def _look(blocks: Sequence[nn.Module], run: Callable[[], object]) -> Mapping[nn.Module, _Call]:
+def _look(blocks: Sequence[nn.Module], run: Callable[[], object]) -> Mapping[nn.Module, Sequence[_Call]]:
     calls: dict[nn.Module, list[_Call]] = {block: [] for block in blocks}
 
     def note(block: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
@@ -86,9 +90,7 @@ def _look(blocks: Sequence[nn.Module], run: Callable[[], object]) -> Mapping[nn.
     finally:
         for handle in handles:
             handle.remove()
-    if any(len(found) != 1 for found in calls.values()):
-        raise NoSegmentError("the model does not call each block once in a forward")
-    return {block: found[0] for block, found in calls.items()}
+    return calls
 
 
 class _Segment:
@@ -125,16 +127,16 @@ class _Segment:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             leaves, spec = tree_flatten((args, kwargs))
-            if i == 0:
-                self.first = (leaves, [])
-            assert self.first is not None
-            first, later = self.first
+            begun, self.first = self.first, None
+            if (i == 0) != (begun is None) or (begun is not None and len(begun[1]) != i):
+                raise NoSegmentError("the model leaves a block out in some forwards, at random")
+            first, later = begun or (leaves, [])
             later.append((leaves, spec))
             if not last:
+                self.first = (first, later)
                 stand_in = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
                 kept, result_spec = self.results[i]
                 return tree_unflatten([stand_in if one is None else one[0] for one in kept], result_spec)
-            self.first = None
             plain = [(self._plain(leaves), spec) for leaves, spec in later]
             return checkpoint(self._run, plain, *first, use_reentrant=False)
 

@@ -1,7 +1,9 @@
 """What is to be measured, as one value that a worker takes over as JSON."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
 from typing import Literal
 
 KINDS = ("stock", "patched", "latest")
@@ -14,6 +16,9 @@ _OTHERS = {"group": "segments of {} blocks", "every": "every {} layers", "offloa
 
 SEGMENTATION = "vit-segmentation"
 """The one MODEL that is no `model_type` of transformers: its ViT with a convolutional decoder (segmentation.py)."""
+
+SMALL: Mapping[str, int] = MappingProxyType({"layers": 4, "hidden": 128, "vocab": 1024})
+"""Sizes of a `model_type` where none are given."""
 
 Parallel = Literal["", "ddp", "fsdp"]
 

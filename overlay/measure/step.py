@@ -2,12 +2,14 @@
 
 import contextlib
 import inspect
+import random
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
+import numpy  # which transformers requires
 import torch
 from torch import Tensor, nn
 
@@ -57,13 +59,17 @@ class Trial:
         self.batches = [{name: one.to(settings.device) for name, one in batch.items()} for batch in made]
         generator.manual_seed(settings.seed + 1000)  # the same on all ranks
         self.validation = {name: one.to(settings.device) for name, one in task.batch(generator).items()}
+        with contextlib.suppress(Exception):  # what fails is asked for again, and told then
+            self._look()  # what a model does in its first forward alone (BigBird exchanges modules) is done by now
         self._initial = [memory.local(one.detach()).to("cpu", copy=True) for one in self._state()]
         self._kept: dict[str, tuple[list[tuple[nn.Module, dict[str, Any]]], list[_Hook]]] = {}
         self._hooks: list[_Hook] = []
         self._restore: segments.Restore | None = None
         self._base: Trained | None = None
         self._released = False
+        self._repeatable = settings.device == "cuda" and not settings.compile
         self.mode = ""
+        self.release()  # what has been taken so far is for the other builds, too
         self.enable("off")
 
     def _distribute(self) -> None:
@@ -98,6 +104,7 @@ class Trial:
             self._restore()
             self._restore = None
         self.mode = ""  # until it is there
+        self.optimizer.zero_grad(set_to_none=True)  # a step that failed has left some
         kind, _, number = mode.partition(":")
         if kind == "group":
             self._apply("off")
@@ -174,10 +181,16 @@ class Trial:
 
     def loss(self, i: int) -> Tensor:
         """Of a micro-batch, in the mode that is on."""
-        # A seed for each forward: dropout is then the same in every mode
-        torch.manual_seed(self.settings.seed + i)
+        self._draw(self.settings.seed + i)
         with self._autocast():
             return self.called(**self.batches[i]).loss / len(self.batches)
+
+    @staticmethod
+    def _draw(seed: int) -> None:
+        """A seed for each forward: dropout, and what is drawn by Python or numpy, is then the same in every mode."""
+        torch.manual_seed(seed)
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if not self.settings.autocast:
@@ -279,28 +292,32 @@ class Trial:
         return {"resident": resident, "gradients": gradients, "peak": peak, "curve": curve.plain()}
 
     def saved(self, mode: str) -> dict[str, Any]:
-        """Bytes that autograd holds after a forward, by block, and the blocks whose checkpoint was called.
+        """Bytes that autograd holds after a forward, by block, the blocks whose checkpoint was called, and
+        how many blocks were called at all: a model of text and images is given text alone.
 
         Of the model as it is without the compiler, which autograd's hooks do not look into.
         """
         self.enable(mode)
         found = memory.Saved(self.model)
         checkpointed: dict[str, int] = {}
+        called: set[str] = set()
 
         def told(name: str | None, checkpoint: bool) -> None:
             found.block = name
+            if name is not None:
+                called.add(name)
             if name is not None and checkpoint:
                 checkpointed[name] = checkpointed.get(name, 0) + 1
 
-        torch.manual_seed(self.settings.seed)
+        self._draw(self.settings.seed)
         with blocks.listening(self.model, self.blocks, told), found.hooks(), self._autocast():
             loss = self.model(**self.batches[0]).loss
-            by_block = {name: found.by_block.get(name, 0) for name in self.blocks}
+            by_block = {name: found.by_block.get(name, 0) for name in self.blocks if name in called}
             outside = found.by_block.get(None, 0)
             if self.settings.parallel == "fsdp":
                 loss.backward()  # its hooks wait for it
                 self.optimizer.zero_grad(set_to_none=True)
-        return {"blocks": by_block, "outside": outside, "checkpointed": checkpointed}
+        return {"blocks": by_block, "outside": outside, "checkpointed": checkpointed, "called": len(called)}
 
     def parity(self, mode: str, base: bool) -> dict[str, Any]:
         """Trains a few steps from the first weights on.
@@ -308,13 +325,33 @@ class Trial:
         Args:
             base: this mode is what the others are compared with.
         """
-        trained = self._train(mode)
+        try:
+            with self._deterministic():
+                trained = self._train(mode)
+        except torch.OutOfMemoryError:  # some deterministic ones take more than what a step fits in
+            if not self._repeatable or self.settings.ranks > 1:
+                raise
+            self._repeatable = False
+            trained = self._train(mode)
         if base:
             self._base = trained
         if self._base is None:
             raise ModeError("nothing has been trained to compare with")
         difference = compare(trained, self._base)
         return {"losses": trained.losses, "metrics": trained.metrics, **difference.plain()}
+
+    @contextmanager
+    def _deterministic(self) -> Iterator[None]:
+        """On CUDA some operators add in another order each time, the backward of attention for one, by which modes
+        would differ that are the same. Compiled code would be compiled again for that."""
+        if not self._repeatable:
+            yield
+            return
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(False)
 
     def _train(self, mode: str) -> Trained:
         self._reset()

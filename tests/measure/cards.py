@@ -88,7 +88,7 @@ def made(*modes: card.Mode, **other: Any) -> card.Card:
         "subject": card.Subject(
             name="llama", sizes={"class": "Llama"}, parameters=10**6, tokens=100, blocks={"Layer": 2}
         ),
-        "settings": vars(Settings("llama")),
+        "settings": Settings("llama"),
         "judged": "patched",
         "builds": [card.Build(kind="patched", release="5.22.2", version="5.22.2+overlay.2", modes=judged)],
         "choices": [],

@@ -51,6 +51,19 @@ class Killed(LlamaDecoderLayer):
         return super().forward(hidden_states, **kwargs)
 
 
+class Breaks(LlamaDecoderLayer):
+    """In reentrant mode the GPU of this process is of no use any more, as after an assertion in a kernel."""
+
+    broken = False
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        options = getattr(getattr(self, "_gradient_checkpointing_func", None), "keywords", {})
+        if Breaks.broken or (self.gradient_checkpointing and options.get("use_reentrant")):
+            Breaks.broken = True
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return super().forward(hidden_states, **kwargs)
+
+
 class Twice(LlamaDecoderLayer):
     """A checkpoint of its own, inside of that of transformers."""
 
@@ -95,8 +108,20 @@ def killed(settings: Any) -> Any:
     return _made(settings, Killed)
 
 
+def breaks(settings: Any) -> Any:
+    return _made(settings, Breaks)
+
+
 def twice(settings: Any) -> Any:
     return _made(settings, Twice)
+
+
+def nothing(_settings: Any) -> None:
+    """No model."""
+
+
+def leaves(_settings: Any) -> Any:
+    raise SystemExit(3)
 
 
 def replaced(settings: Any) -> Any:

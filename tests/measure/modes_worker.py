@@ -1,11 +1,13 @@
 """Modes of small models, in this process: `python modes_worker.py RESULT.json`."""
 
 import json
+import random
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import transformers
 from torch import nn
@@ -43,7 +45,8 @@ def measured(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def trial_of(name: str, options: dict[str, Any]) -> Trial:
-    settings = Settings(model=name, **SIZES | options)
+    taken = {size: value for size, value in SIZES.items() if "image" not in options or size not in ("seq", "vocab")}
+    settings = Settings(model=name, **taken | options)
     return Trial(model.build(settings), settings)
 
 
@@ -72,6 +75,20 @@ class Halves(nn.Module):
         return self.layers[1](self.layers[0](x) + 1)
 
 
+class Drops(nn.Module):
+    """Two blocks, of which one can be left out, as LayerDrop does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.left_out = -1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i, layer in enumerate(self.layers):
+            x = x if i == self.left_out else layer(x)
+        return x
+
+
 class Writes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -95,6 +112,140 @@ def grouped() -> str:
     return "grouped"
 
 
+def dropped() -> list[str]:
+    """What is said where a block is left out after the blocks have been grouped: each, and none."""
+    from overlay.measure import segments
+
+    drops, found = Drops(), []
+    segments.group([list(drops.layers)], 2, lambda: drops(torch.ones(1, 4)))
+    for drops.left_out in (0, 1, -1):
+        try:
+            drops(torch.ones(1, 4))
+            drops(torch.ones(1, 4))
+            found.append("")
+        except segments.NoSegmentError as error:
+            found.append(str(error))
+    return found
+
+
+def first_forward() -> bool:
+    """Whether a model that exchanges its modules in its first forward, and draws numbers for that, trains the same."""
+    trial = trial_of("big_bird", {"layers": 2})
+    trial.parity("off", base=True)
+    return bool(trial.parity("non-reentrant", base=False)["exact"])
+
+
+def repeatable() -> list[bool]:
+    """As on CUDA: whether operators are deterministic for parity, where that does not fit, and after."""
+    trial = trial_of("llama", {"layers": 2})
+    trial._repeatable = True
+    train, found = trial._train, []
+
+    def trained(mode: str) -> Any:
+        found.append(torch.are_deterministic_algorithms_enabled())
+        if len(found) == 2 and found[-1]:
+            raise torch.OutOfMemoryError("for the deterministic ones")
+        return train(mode)
+
+    vars(trial)["_train"] = trained
+    for i, mode in enumerate(("off", "reentrant", "non-reentrant")):
+        trial.parity(mode, base=i == 0)
+    return [*found, torch.are_deterministic_algorithms_enabled()]
+
+
+def micro_batches() -> float:
+    """The relative difference of the gradients of twice the same micro-batch from those of one."""
+    one, two = trial_of("llama", {"layers": 1}), trial_of("llama", {"layers": 1, "accumulate": 2})
+    two.batches = one.batches * 2
+    found = []
+    for trial in (one, two):
+        trial.gradients()
+        found.append(torch.cat([part.grad.flatten() for part in trial.model.parameters() if part.grad is not None]))
+    return float((found[0] - found[1]).norm() / found[0].norm())
+
+
+def drawn() -> bool:
+    """Whether a model that draws numbers by Python and by numpy trains the same twice."""
+    trial = trial_of("llama", {"layers": 1})
+    trial.model.model.embed_tokens.register_forward_hook(
+        lambda _module, _args, output: output * random.random() * numpy.random.rand()  # noqa: S311
+    )
+    trial.parity("off", base=True)
+    return bool(trial.parity("off", base=False)["exact"])
+
+
+def left() -> int:
+    """How many gradients a step that failed leaves to the next mode."""
+    trial = trial_of("llama", {"layers": 1})
+    trial.gradients()
+    trial.enable("reentrant")
+    return sum(part.grad is not None for part in trial.model.parameters())
+
+
+def held() -> dict[str, int]:
+    """Bytes that autograd holds of two linear modules on one input, which is saved by both, and their weights."""
+    from overlay.measure import memory
+
+    one, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    both = nn.ModuleList([one, other])
+    x = torch.ones(8, 4)
+    saved = memory.Saved(both)
+    with saved.hooks():
+        kept = one(x) * other(x)
+    return {"counted": sum(saved.by_block.values()), "expected": x.nbytes + 2 * kept.nbytes}
+
+
+def one_storage() -> list[int]:
+    """Bytes of gradients at the peak, and those expected, of two parameters whose gradients lie in one storage, as
+    FSDP2 has them."""
+    from overlay.measure import memory
+
+    both = torch.zeros(8)
+    parameters = [nn.Parameter(torch.ones(4)) for _ in range(2)]
+    for i, parameter in enumerate(parameters):
+        part = both[4 * i : 4 * i + 4]
+        parameter.register_post_accumulate_grad_hook(lambda one, part=part: setattr(one, "grad", part))
+    remove = memory.watch_gradients(parameters)
+
+    def step() -> None:
+        torch.cat(parameters).sum().backward()
+        torch.empty(1 << 20)
+
+    found = memory.curve(step, "cpu")
+    remove()
+    return [found.gradients_at_peak, both.nbytes]
+
+
+def of_parts() -> dict[str, Any]:
+    """A model of text and images, which is given text."""
+    trial = trial_of("gemma3", {"layers": 2})
+    saved = trial.saved("non-reentrant")
+    trial.enable("group:2")
+    return {
+        "parameters": sum(one.numel() for one in trial.model.parameters()),
+        "blocks": len(trial.blocks),
+        "called": saved["called"],
+        "saved": len(saved["blocks"]),
+        "checkpointed": len(saved["checkpointed"]),
+    }
+
+
+def refused() -> dict[str, str]:
+    """Sizes that would have no effect."""
+    found = {}
+    for name, sizes in (
+        ("llama", {"experts": 2}),
+        ("vit", {"vocab": 64}),
+        ("vit", {"seq": 8}),
+        ("llama", {"image": 8}),
+    ):
+        try:
+            model.build(Settings(name, **sizes))
+        except model.SizeError as error:
+            found[f"{name} {next(iter(sizes))}"] = str(error)
+    return found
+
+
 def written() -> list[list[str]]:
     block = Writes()
     with torch.no_grad():
@@ -110,6 +261,16 @@ def main(result: Path) -> None:
         "models": {name: measured(name, options) for name, options in CASES.items()},
         "errors": errors(),
         "grouped": grouped(),
+        "dropped": dropped(),
+        "first forward": first_forward(),
+        "of parts": of_parts(),
+        "micro-batches": micro_batches(),
+        "drawn": drawn(),
+        "left": left(),
+        "held": held(),
+        "one storage": one_storage(),
+        "repeatable": repeatable(),
+        "refused": refused(),
         "written": written(),
     }
     result.write_text(json.dumps(found), "utf-8")

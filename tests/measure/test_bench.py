@@ -1,8 +1,8 @@
 """`overlay bench` as it is run: on all builds, on two ranks, with models that are wrong, and interrupted."""
 
-import functools
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -17,9 +17,10 @@ from overlay.measure import card
 from overlay.measure.presets import MODELS
 from tests.variants import LATEST, PATCHED, ROOT, Variant, installed
 
+CARDS = tuple(str(ROOT / "docs" / "cards" / f"{model}.json") for model in ("llama", "t5"))
 MODELS_FILE = Path(__file__).with_name("models_worker.py")
 TINY = ("--layers", "2", "--hidden", "32", "--vocab", "64", "--seq", "32", "--batch", "2", "--rounds", "1")
-VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+VARIABLES = dict(os.environ) | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
 COMMAND = (sys.executable, "-P", "-m", "overlay", "bench")
 
 
@@ -45,8 +46,9 @@ def line_of(kind: str) -> int:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> card.Card:
     """On stock, patched and latest, with everything."""
     folder = tmp_path_factory.mktemp("bench")
-    done = bench("llama", *TINY, "--segments", "2", "--budget", "1GiB", "--out", folder)
+    done = bench("llama", *TINY, "--segments", "2,9", "--budget", "1GiB", "--out", folder)
     assert done.returncode in (0, 1), done.stderr
+    assert "segments of 9 blocks: left out: at most 2 blocks follow one another" in done.stderr
     assert sorted(path.name for path in folder.iterdir()) == ["llama.json", "llama.md", "llama.png"]
     made = card.read(folder / "llama.json")
     assert done.returncode == (not made.passed)
@@ -114,27 +116,25 @@ def test_other_ways_to_checkpoint(whole: card.Card) -> None:
     assert whole.budget.best is not None
 
 
-@functools.cache
-def distributed(way: str, folder: Path) -> card.Card:
-    made: card.Card
-    _, made = measured(folder, "bert", *TINY, f"--{way}", "2", "--accumulate", "2", "--builds", "patched")
-    return made
-
-
 @pytest.mark.parametrize("way", ["fsdp", "ddp"])
-def test_on_two_ranks(way: str, tmp_path: Path) -> None:
-    made = distributed(way, tmp_path)
-    assert (made.settings["parallel"], made.settings["ranks"]) == (way, 2)
+def test_on_two_ranks(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setitem(VARIABLES, "TMPDIR", str(tmp_path / "temporary"))
+    _, made = measured(tmp_path, "bert", *TINY, f"--{way}", "2", "--accumulate", "2", "--builds", "patched")
+    assert (made.settings.parallel, made.settings.ranks) == (way, 2)
     for mode in made.ours.modes:
         assert mode.outcome == "ok", mode.message
         assert mode.parity is not None
         assert mode.parity.gradient < 1e-5
+        assert mode.time is not None
+        assert mode.time.samples_per_second * mode.time.seconds == pytest.approx(2 * 2 * 2)
         assert mode.memory is not None
         share = mode.memory.parameters / (4 * made.subject.parameters)
         assert share == pytest.approx(0.5 if way == "fsdp" else 1, rel=0.02)
     assert made.choices_left_out
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in left
+    assert list((tmp_path / "temporary").glob("overlay-*")) == []
 
 
 def test_an_in_place_operation_is_named(tmp_path: Path) -> None:
@@ -182,9 +182,20 @@ def test_a_batch_that_fills_the_budget(tmp_path: Path) -> None:
     _, made = measured(tmp_path, "llama", *sizes, "--builds", "patched", "--modes", "off", "--segments", "0")
     memory = made.ours.modes[0].memory
     assert memory is not None
-    assert made.settings["batch"] > 4
-    each = (memory.peak - memory.parameters - memory.optimizer) / made.settings["batch"]
+    assert made.settings.batch > 4
+    each = (memory.peak - memory.parameters - memory.optimizer) / made.settings.batch
     assert budget - each <= memory.peak <= budget
+
+
+def test_a_batch_that_fills_what_the_optimizer_leaves(tmp_path: Path) -> None:
+    """A batch of one and of two have the same peak, which is the optimizer's."""
+    budget = 14 * 2**20
+    sizes = ("--layers", "1", "--hidden", "128", "--vocab", "64", "--seq", "2", "--rounds", "1")
+    run = ("--batch", "auto", "--budget", "14MiB", "--builds", "patched", "--modes", "off", "--segments", "0")
+    _, made = measured(tmp_path, "llama", *sizes, *run)
+    memory = made.ours.modes[0].memory
+    assert memory is not None
+    assert 0.95 * budget < memory.peak <= budget
 
 
 def test_out_of_memory_in_one_mode_leaves_the_others(tmp_path: Path) -> None:
@@ -211,6 +222,13 @@ def test_a_mode_that_takes_its_process_with_it_leaves_the_others(tmp_path: Path)
     assert last.time.slowdown is not None
 
 
+def test_a_mode_that_breaks_the_gpu_of_its_process_leaves_the_others(tmp_path: Path) -> None:
+    model = f"{MODELS_FILE}:breaks"
+    done, made = measured(tmp_path, model, *TINY[-6:], "--builds", "patched", "--segments", "0")
+    assert [mode.outcome for mode in made.ours.modes] == ["ok", "failed", "ok"]
+    assert "- reentrant: failed: RuntimeError: CUDA error: device-side assert triggered" in done.stdout
+
+
 def test_here(tmp_path: Path) -> None:
     """By the Python that trains, which need not have matplotlib."""
     python = environments.python("train-2.13")
@@ -233,18 +251,44 @@ def test_here(tmp_path: Path) -> None:
     [
         (("lama", "--builds", "patched"), "found 'lama': did you mean llama"),
         (("bert", "--hidden", "30", "--heads", "4", "--builds", "patched"), "--hidden 30 --heads 4: --heads 3 does"),
-        (("none.json", "--builds", "patched"), "none.json: expected a configuration with a model_type"),
+        (("none.json", "--builds", "patched"), "none.json: expected a configuration, found none: No such file"),
+        (
+            (f"{MODELS_FILE}:nothing", "--builds", "patched"),
+            "models_worker.py:nothing: expected a model and a function",
+        ),
+        ((f"{MODELS_FILE}:leaves", "--builds", "patched"), "models_worker.py:leaves, found SystemExit: 3"),
         (("llama", "--release", "1.0"), f"expected one of the releases {PATCHED[0].release}, "),
         (
-            ("llama", "--device", "cuda", "--builds", "patched"),
-            "expected 1 NVIDIA GPUs and a CUDA build",
+            ("llama", "--device", "cuda", "--builds", "patched", "--torch", "2.13"),
+            "expected 1 NVIDIA GPU and a CUDA build",
         ),
         (("llama", "--here"), "expected torch and transformers for"),
         (("compare", "none.json", "none.json"), "expected a run card, none.json cannot be read"),
         (("llama", "--out", "/dev/null/cards"), "expected a folder that can be written, found /dev/null"),
         (("gpt2", "--preset", "cpu"), "expected one of llama, bert"),
+        (("llama", "--experts", "4", "--builds", "patched"), "found --experts: leave it out"),
+        (
+            ("imagegpt", "--builds", "patched", "--image", "32", "--segments", "0", "--rounds", "1"),
+            f"expected a mode that runs, found none: patched {PATCHED[1].release}, off: ValueError: You have",
+        ),
+        (("compare", *CARDS), "expected two cards of one model, found LlamaForCausalLM and T5For"),
     ],
-    ids=["model", "heads", "config", "release", "gpu", "here", "card", "out", "preset"],
+    ids=[
+        "model",
+        "heads",
+        "config",
+        "no model",
+        "no return",
+        "release",
+        "gpu",
+        "here",
+        "card",
+        "out",
+        "preset",
+        "a size without effect",
+        "no mode runs",
+        "cards of two models",
+    ],
 )
 def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
     done = bench(*arguments, folder=tmp_path)
@@ -264,7 +308,20 @@ def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said: 
         ("llama", "--batch", "auto"),
         ("llama", "--fsdp", "2", "--ddp", "2"),
         ("llama", "--here", "--release", "5.22.2"),
+        ("llama", "--here", "--torch", "2.14"),
+        ("llama", "--modes", "reentrant"),
+        ("llama", "--fsdp", "1"),
+        ("llama", "--ddp", "1"),
+        ("llama", "--segments", "1"),
+        ("llama", "--fsdp", "2", "--segments", "2"),
+        ("llama", "--compile", "--segments", "2"),
+        ("llama", "--budget", "0"),
+        ("llama", "--name", "cards/one"),
+        ("--preset", "cpu", "--name", "one"),
         ("compare", "a.json"),
+        ("compare", "a.json", "b.json", "--dry-run"),
+        ("draw",),
+        ("draw", "a.json", "--rounds", "2"),
     ],
     ids=" ".join,
 )
@@ -280,7 +337,46 @@ def test_dry_run_of_a_preset(tmp_path: Path, preset: str) -> None:
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines() if not line.startswith(" ")] == list(MODELS)
     assert done.stdout.count("device cuda") == (5 if preset == "gpu" else 0)
+    assert done.stdout.count(f"torch: {2.14 if preset == 'gpu' else 2.13}") == 5
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_says_what_is_filled(tmp_path: Path) -> None:
+    said = bench(
+        "llama", "--batch", "auto", "--budget", "8MiB", "--segments", "3,2,3", "--dry-run", folder=tmp_path
+    ).stdout
+    assert "batch auto" in said
+    assert "other ways: segments of 2 blocks, segments of 3 blocks, every 2 layers, every 3 layers, offload" in said
+
+
+def test_drawing_a_card_again(tmp_path: Path) -> None:
+    """Without measuring: its JSON stays as it is."""
+    done = bench("draw", *CARDS, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["llama.md", "llama.png", "t5.md", "t5.png"]
+    for name in CARDS:
+        page = Path(name).with_suffix(".md")
+        assert (tmp_path / page.name).read_bytes() == page.read_bytes()
+    beside = tmp_path / "beside.json"
+    beside.write_bytes(Path(CARDS[0]).read_bytes())
+    assert bench("draw", beside, "--no-picture").returncode == 0
+    assert sorted(path.name for path in tmp_path.glob("beside.*")) == ["beside.json", "beside.md"]
+    assert beside.read_bytes() == Path(CARDS[0]).read_bytes()
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_lines_are_as_wide_as_the_terminal(tmp_path: Path, columns: int) -> None:
+    changed = json.loads(Path(CARDS[0]).read_text("utf-8"))
+    changed["machine"]["device"] = "a machine with a name that does not fit in a line with what is said about it"
+    (tmp_path / "other.json").write_text(json.dumps(changed), "utf-8")
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "compare", CARDS[0], str(tmp_path / "other.json")]
+    subprocess.run(command, env=VARIABLES | {"COLUMNS": str(columns)}, stdout=theirs, check=True)
+    lines = os.read(ours, 10_000).decode().splitlines()
+    os.close(theirs)
+    os.close(ours)
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= columns
 
 
 def test_interrupted(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageChops
 
 from overlay.errors import OverlayError
 from overlay.measure import card, markdown, output, picture
@@ -18,10 +18,15 @@ BAD = made(
     mode("off"),
     card.Mode(mode="reentrant", outcome="out of memory", message="killed"),
     mode("non-reentrant", peak=90, parity=parity(loss=math.inf, gradient=0.5)),
-    choices=[mode("group:2", peak=80, slowdown=1.2), card.Mode(mode="offload", outcome="not available")],
+    choices=[
+        mode("group:2", peak=80, slowdown=1.2),
+        mode("group:3", peak=80, slowdown=1.2, parity=parity(gradient=0.4)),
+        card.Mode(mode="offload", outcome="not available"),
+    ],
     choices_left_out="",
     budget=card.Budget(bytes=85 * 2**20, best="group:2"),
 )
+DUMPED = GOOD.model_dump(mode="json")
 CARDS = sorted((ROOT / "docs" / "cards").glob("*.json"))
 
 
@@ -48,10 +53,11 @@ def test_without_a_picture(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("{", "Invalid JSON"),
-        (json.dumps(GOOD.model_dump() | {"format": 2}), "found at format"),
-        (json.dumps(GOOD.model_dump() | {"other": 1}), "found at other"),
+        (json.dumps(DUMPED | {"format": 2}), "found at format"),
+        (json.dumps(DUMPED | {"other": 1}), "found at other"),
+        (json.dumps(DUMPED | {"settings": {"model": "llama", "other": 1}}), "found at settings.other"),
     ],
-    ids=["no JSON", "another format", "an unknown key"],
+    ids=["no JSON", "another format", "an unknown key", "an unknown setting"],
 )
 def test_what_is_no_card(tmp_path: Path, content: str, said: str) -> None:
     file = tmp_path / "card.json"
@@ -80,10 +86,47 @@ def test_the_page_says_what_is_measured() -> None:
     assert "**pass: patched 5.22.2**" in markdown.document(GOOD, None)
 
 
+def test_blocks_that_do_not_run_are_told() -> None:
+    found = card.Granularity(found=1, checkpointed=1, twice=0, findings=[])
+    page = markdown.document(made(mode("off"), mode("reentrant", peak=60, granularity=found)), None)
+    assert "Blocks of the model: 2 Layer (1 of them run with these batches). Saved" in page
+    assert "Blocks of the model: 2 Layer. Saved" in markdown.document(GOOD, None)
+
+
+def test_a_peak_that_is_the_same_has_no_sign() -> None:
+    assert "| patched 5.22.2, reentrant | 100.0 MiB | 0% |" in markdown.document(
+        made(mode("off"), mode("reentrant")), None
+    )
+
+
 def test_the_page_names_what_the_checks_found() -> None:
     found = card.Granularity(found=2, checkpointed=2, twice=0, findings=[finding()])
     page = markdown.document(made(mode("off"), mode("reentrant", peak=60, granularity=found)), None)
     assert "- **error** in-place-operation: layers.0: `x += 1` changes the argument `x` in place (model.py:7)" in page
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (made(mode("off")), "nothing to judge: patched 5.22.2, off alone"),
+        (
+            made(card.Mode(mode="off", outcome="out of memory"), mode("reentrant", peak=60)),
+            "pass, but memory, time and parity have nothing to be compared with: off did not run: patched 5.22.2",
+        ),
+    ],
+    ids=["off alone", "off does not fit"],
+)
+def test_a_pass_says_what_was_not_judged(one: card.Card, said: str) -> None:
+    assert one.passed
+    assert markdown.verdict(one) == said
+
+
+def test_what_did_not_run_is_told_below_the_table() -> None:
+    """Its message would make the table wider than a page."""
+    page = markdown.document(BAD, None)
+    assert "\n- reentrant: out of memory: killed\n- offload: not available\n" in page.partition("## Other ways")[2]
+    assert "\n- segments of 3 blocks: gradients differ from off by 4.0e-01 (layers.0.weight)" in page
+    assert max(len(line) for line in page.splitlines() if line.startswith("|")) < 100
 
 
 @pytest.mark.parametrize("one", [GOOD, BAD, made(card.Mode(mode="off", outcome="failed"))], ids=["good", "bad", "none"])
@@ -92,7 +135,14 @@ def test_the_picture(one: card.Card) -> None:
     assert len(drawn) < 150_000
     with Image.open(BytesIO(drawn)) as image:
         assert image.format == "PNG"
-        assert min(image.size) >= 600
+        assert image.size[0] == 765
+        assert image.size[1] < 2 * 765
+
+
+def test_the_picture_can_be_read_on_a_telephone() -> None:
+    """Its smallest letters, at the 343 pixels that a page leaves of 375, in pixels: 10 is what captions have."""
+    assert 343 / picture.INCHES * picture.SMALL / 72 >= 9
+    assert 343 / picture.INCHES * picture.LETTERS / 72 >= 10
 
 
 @pytest.mark.parametrize("path", CARDS, ids=lambda path: path.stem)
@@ -101,6 +151,11 @@ def test_cards_of_the_documentation(path: Path) -> None:
     assert {build.kind for build in one.builds} == {"stock", "patched", "latest"}
     assert all(mode.outcome == "ok" for build in one.builds for mode in build.modes)
     assert path.with_suffix(".md").read_text("utf-8") == markdown.document(one, f"{path.stem}.png")
+    with Image.open(path.with_suffix(".png")) as kept, Image.open(BytesIO(picture.png(one))) as drawn:
+        assert kept.size == drawn.size, f"overlay bench draw {path}"
+        difference = ImageChops.difference(kept.convert("L"), drawn.convert("L"))
+        share = sum(difference.histogram()[64:]) / (kept.size[0] * kept.size[1])
+        assert share < 0.01, f"overlay bench draw {path}"
     assert path.with_suffix(".png").stat().st_size < 150_000
 
 

@@ -1,5 +1,7 @@
 """What got better or worse between two cards, beyond noise."""
 
+from dataclasses import replace
+
 import pytest
 
 from overlay.measure import card
@@ -70,5 +72,11 @@ def test_noise_within_a_card_is_noise_between_two() -> None:
 
 def test_other_settings_are_told() -> None:
     machine = BEFORE.machine.model_copy(update={"torch": "2.14.1"})
-    after = BEFORE.model_copy(update={"settings": BEFORE.settings | {"batch": 8}, "machine": machine})
+    after = BEFORE.model_copy(update={"settings": replace(BEFORE.settings, batch=8), "machine": machine})
     assert compare(BEFORE, after).differences == ["batch: 4 and 8", "torch: 2.13.0 and 2.14.1"]
+
+
+def test_a_larger_model_is_no_worse_one() -> None:
+    larger = made(mode("off", peak=200), mode("reentrant", peak=120, slowdown=1.5))
+    larger = larger.model_copy(update={"settings": replace(BEFORE.settings, layers=8)})
+    assert words(larger) == {"peak memory": "other", "slowdown": "worse"}

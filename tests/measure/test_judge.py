@@ -19,6 +19,7 @@ def test_what_is_accepted() -> None:
     ("found", "said"),
     [
         (mode("reentrant", peak=71), "memory is down by 29%, expected at least 30%"),
+        (mode("reentrant", peak=70, slowdown=1.4003), "a step is 40.03% slower, expected at most 40%"),
         (mode("reentrant", peak=70, slowdown=1.41), "a step is 41% slower, expected at most 40%"),
         (mode("reentrant", peak=70, parity=parity(loss=2e-4)), "losses differ from off by 2.0e-04"),
         (
@@ -59,23 +60,37 @@ def test_a_mode_that_fails_is_off_with_what_the_checks_found() -> None:
     assert [line.partition(":")[0] for line in judge.off(failed, OFF)] == ["failed", "in-place-operation"]
 
 
+def test_a_loss_that_is_not_finite_is_told_once_and_of_off() -> None:
+    """In float16 without a scaler for instance: the modes are not to blame."""
+    broken = parity(loss=float("nan"), metric=float("nan")).model_copy(update={"losses": [1.0, float("nan")]})
+    off, other = mode("off", parity=broken), mode("reentrant", peak=60, parity=broken)
+    assert judge.off(off, off) == [
+        "a loss is nan, so that parity cannot be judged: take another --dtype (float32 with --autocast), --optimizer "
+        "or --seed"
+    ]
+    assert judge.off(other, off) == []
+    assert judge.best_within([off, other], 70 * 2**20) == other
+
+
 def test_where_off_does_not_fit_memory_is_not_compared() -> None:
     assert judge.off(mode("reentrant"), card.Mode(mode="off", outcome="out of memory")) == []
 
 
-def advised(activations: int, optimizer: int, **other: bool) -> str:
+def advised(activations: int, optimizer: int, best: float | None = None, **other: bool) -> str:
     """Of a peak of 100."""
     memory = mode("off").memory
     assert memory is not None
     found = memory.model_copy(
         update={"peak": 100, "parameters": 10, "optimizer": optimizer, "activations": activations}
     )
-    return "\n".join(judge.advice(found, None, **other))
+    return "\n".join(judge.advice(found, best, **other))
 
 
 def test_advice() -> None:
     assert "activations 80%: activations first" in advised(80, 10)
     assert "checkpointing can help" in advised(80, 10)
+    assert "checkpointing can help: it works on the activations; it took 30% off" in advised(80, 10, best=0.3)
+    assert "checkpointing is of little help; it took 9% off the peak here: what a block" in advised(80, 10, best=0.09)
     assert "another optimizer" not in advised(80, 10)
     assert "checkpointing cannot take 30% off: activations are 20%" in advised(20, 70)
     assert "another optimizer would help: its state is 70%" in advised(20, 70)

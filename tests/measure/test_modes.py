@@ -81,3 +81,55 @@ def test_what_cannot_be_done_is_said() -> None:
 
 def test_an_in_place_module_is_named_where_it_writes_into_an_argument() -> None:
     assert observed()["written"] == [["block.relu", "argument", "self.relu(x)"]]
+
+
+def test_a_block_that_is_left_out_later_is_no_segment() -> None:
+    left_out, other, none = observed()["dropped"]
+    assert left_out == other == "the model leaves a block out in some forwards, at random"
+    assert none == ""
+
+
+def test_what_a_model_does_in_its_first_forward_alone_is_no_difference_between_modes() -> None:
+    assert observed()["first forward"]
+
+
+def test_sizes_of_a_model_of_text_and_images_are_those_of_its_parts() -> None:
+    found = observed()["of parts"]
+    assert found["parameters"] < 10**6
+    assert found["blocks"] == 4
+    assert found["called"] == found["checkpointed"] == found["saved"] == 2, "its images' blocks do not run on text"
+
+
+def test_a_size_without_an_effect_is_refused() -> None:
+    found = observed()["refused"]
+    assert list(found) == ["llama experts", "vit vocab", "vit seq", "llama image"]
+    assert found["llama experts"] == (
+        "expected a size that the configuration of llama has, found --experts: leave it out"
+    )
+    assert found["vit seq"] == "expected no --seq for vit, which takes none, found it: leave it out"
+
+
+def test_operators_are_deterministic_while_parity_is_looked_for_and_memory_suffices() -> None:
+    assert observed()["repeatable"] == [True, True, False, False, False]
+
+
+def test_micro_batches_are_averaged() -> None:
+    assert observed()["micro-batches"] < 1e-6
+
+
+def test_what_a_model_draws_is_drawn_again() -> None:
+    assert observed()["drawn"]
+
+
+def test_a_step_that_failed_leaves_no_gradients_to_the_next_mode() -> None:
+    assert observed()["left"] == 0
+
+
+def test_what_is_saved_twice_is_counted_once_and_weights_not_at_all() -> None:
+    held = observed()["held"]
+    assert held["counted"] == held["expected"]
+
+
+def test_gradients_in_one_storage_are_counted_once() -> None:
+    found, expected = observed()["one storage"]
+    assert found == expected

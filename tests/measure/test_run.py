@@ -9,6 +9,7 @@ from overlay.measure.run import outcome
     ("error", "expected"),
     [
         ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "out of memory"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out of memory"),
         ("RankError: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "out of memory"),
         ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "out of memory"),
         ("the worker was killed: ('parity',)\nsome warning", "out of memory"),
@@ -16,6 +17,7 @@ from overlay.measure.run import outcome
         ("the worker ended: ('parity',)\nTraceback\na rank has ended", "failed"),
         ("ValueError: no", "failed"),
         ("ModeError: there is no accelerator to offload from", "not available"),
+        ("NoSegmentError: the model leaves a block out in some forwards, at random", "not available"),
     ],
 )
 def test_outcome(error: str, expected: str) -> None:
