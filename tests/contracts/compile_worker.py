@@ -32,9 +32,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 sys.path.append(str(Path(__file__).parents[1] / "distributed" / "parallel"))
-import ranks
 from counted import COMPUTED, counted
+
+from overlay.measure import group
 
 SIZE = 8
 LAYERS = 2
@@ -523,7 +525,7 @@ def attempt(case: Callable[[], Observed]) -> Observed:
 def main(result: Path) -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    observed = dict(ranks.train((2,), work))  # first: it forks, which is not safe once there are threads
+    observed = dict(group.train((2,), work))  # first: it forks, which is not safe once there are threads
     gc.disable()
     observed |= {name: attempt(case) for name, case in cases().items()}
     result.write_text(json.dumps(observed), "utf-8")
