@@ -28,6 +28,21 @@ def test_another_error_is_named_with_its_first_line() -> None:
     assert (found.text, found.right, found.note) == ("ValueError", False, "ValueError: no such dim")
 
 
+@pytest.mark.parametrize(
+    ("error", "checkpointed", "text"),
+    [(0.0, True, "0.000"), (0.0, False, "no checkpoint"), (0.5, False, "0.500"), (float("nan"), True, "nan")],
+    ids=["right", "right for nothing", "wrong", "NaN"],
+)
+def test_gradients_are_right_where_they_are_those_of_a_checkpoint(error: float, checkpointed: bool, text: str) -> None:
+    row = {"case": "1 forward", "reentrant": True, "error": error, "checkpointed": checkpointed}
+    found = cell(fsdp2.lines({"patched": [row]}))
+    assert (found.text, found.right) == (text, text == "0.000")
+    kind = "reentrant" if checkpointed else "reentrant, not checkpointed"
+    gradients = {"a": [1.0, 1.0 + error]}
+    found = zero3_row("by default", gradients=gradients, kind=kind)
+    assert (found.text, found.right) == (text, text == "0.000")
+
+
 def zero3_row(case: str, **found: Any) -> Cell:
     reference = {"case": zero3.REFERENCES[case], "gradients": {"a": [1.0, 1.0]}}
     return cell(zero3.lines({"patched": [reference, {"case": case, **found}]}))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from overlay.measure.experiments.experiment import Experiment, Row
-from overlay.measure.experiments.table import Cell, Line, figure, first_line
+from overlay.measure.experiments.table import NO_CHECKPOINT, Cell, Line, figure, first_line
 
 ROUNDING = 1e-6
 """Relative, of gradients in double precision; RMSNorm computes in single precision all the same."""
@@ -36,6 +36,8 @@ def _cell(row: Row) -> Cell:
         return Cell(error, row["reentrant"] and row["case"] in REFUSED, note, said)
     if isinstance(error, str):
         return Cell(error, False, f"{error}: {first_line(said)}", said)
+    if error <= ROUNDING and not row["checkpointed"]:
+        return Cell("no checkpoint", False, NO_CHECKPOINT)
     return Cell(figure(error, ROUNDING), error <= ROUNDING)
 
 

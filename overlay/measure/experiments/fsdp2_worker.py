@@ -2,8 +2,9 @@
 
 A worker (`overlay.measure.rows`), which is told numbers of ranks, a backend and a name for its group. It runs every
 case in both kinds of checkpointing with whatever transformers is on the path, and finds for each the relative error of
-the gradients, "refused", or the name of another error. Each rank has batches of its own. Weights are float64 (RMSNorm
-computes in float32 all the same), so that what is left of an error below 1e-6 is rounding and nothing else.
+the gradients, "refused", or the name of another error, and whether layers were checkpointed at all: without, gradients
+are right for nothing. Each rank has batches of its own. Weights are float64 (RMSNorm computes in float32 all the same),
+so that what is left of an error below 1e-6 is rounding and nothing else.
 """
 
 import functools
@@ -190,15 +191,28 @@ def relative_error(parameters: Sequence[nn.Parameter], reference: nn.Module) -> 
     return math.sqrt(difference / norm)
 
 
-def measure(case: Case, reentrant: bool, rank: int, world: int, mesh: DeviceMesh, device: torch.device) -> float:
+def attended(model: nn.Module) -> list[None]:
+    """Gets an item for each call in training mode of a layer's attention, from now on."""
+    calls: list[None] = []
+    for name, module in model.named_modules():
+        if name.endswith(".self_attn"):
+            module.register_forward_pre_hook(lambda module, args: calls.append(None) if module.training else None)
+    return calls
+
+
+def measure(
+    case: Case, reentrant: bool, rank: int, world: int, mesh: DeviceMesh, device: torch.device
+) -> dict[str, Any]:
     reference, model = build(case, device), build(case, device)
+    expected, found = attended(reference), attended(model)
     case.train(training_of(reference, range(world), lambda on: None))
     case.prepare(model, reentrant, mesh)
     parameters = list(
         model.parameters()
     )  # what an optimizer holds: where FSDP2 loses gradients, a model has others later
     case.train(training_of(model, range(rank, rank + 1), model.set_requires_gradient_sync))
-    return relative_error(parameters, reference)
+    # Once in the forward and once in the recompute; the reference has the batches of all ranks
+    return {"error": relative_error(parameters, reference), "checkpointed": len(found) * world == 2 * len(expected)}
 
 
 def work(rank: int, world: int, put: Callable[[Any], None], backend: str) -> None:
@@ -208,7 +222,7 @@ def work(rank: int, world: int, put: Callable[[Any], None], backend: str) -> Non
         for name, case in CASES.items():
             row: dict[str, Any] = {"case": name, "reentrant": reentrant, "ranks": world}
             try:
-                row["error"] = measure(case, reentrant, rank, world, mesh, device)
+                row |= measure(case, reentrant, rank, world, mesh, device)
             except Exception as error:
                 row |= {"error": "refused" if REFUSED in str(error) else type(error).__name__, "said": str(error)}
                 sys.stderr.write(f"{name}: {error}\n")

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+NO_CHECKPOINT = "no checkpoint: layers are not recomputed, although it was asked for: right gradients show nothing then"
+"""The note of a cell that would be right for nothing."""
+
 
 @dataclass(frozen=True)
 class Cell:

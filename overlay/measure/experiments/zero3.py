@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from overlay.measure.experiments.experiment import Experiment, Row
-from overlay.measure.experiments.table import Cell, Line, figure, first_line
+from overlay.measure.experiments.table import NO_CHECKPOINT, Cell, Line, figure, first_line
 
 FAULTY, FIXED = "0.19.2", "0.19.3"
 """Versions of DeepSpeed."""
@@ -70,6 +70,8 @@ def _cell(case: str, row: Row, reference: Row) -> Cell:
         said = reference["error"]
         return Cell("no reference", False, f"no reference: without checkpointing, {first_line(said)}", said)
     error = relative_error(row["gradients"], reference["gradients"])
+    if error <= ROUNDING and "not checkpointed" in row["kind"]:
+        return Cell("no checkpoint", False, NO_CHECKPOINT)
     return Cell(figure(error, ROUNDING), error <= ROUNDING)
 
 
