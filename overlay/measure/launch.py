@@ -35,7 +35,7 @@ def found() -> Place | None:
     """This process's place, or None where nothing has launched it.
 
     Raises:
-        OverlayError: a variable is no number, or one of them is missing.
+        OverlayError: one of them is missing, is no number, or they do not go together.
     """
     if not all(name in os.environ for name in _VARIABLES[:2]):
         return None
@@ -47,12 +47,16 @@ def found() -> Place | None:
         )
     try:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        return Place(rank, world, int(os.environ.get("LOCAL_RANK", rank)))
+        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        if 0 <= rank < world and 0 <= local_rank < world:
+            return Place(rank, world, local_rank)
     except ValueError:
-        raise OverlayError(
-            f"expected numbers in RANK, WORLD_SIZE and LOCAL_RANK, found {os.environ['RANK']!r}, "
-            f"{os.environ['WORLD_SIZE']!r} and {os.environ.get('LOCAL_RANK', '')!r}: run this under torchrun"
-        ) from None
+        pass
+    raise OverlayError(
+        f"expected a RANK and a LOCAL_RANK from 0 to below WORLD_SIZE, found {os.environ['RANK']!r}, "
+        f"{os.environ.get('LOCAL_RANK', '')!r} and {os.environ['WORLD_SIZE']!r}: run this under torchrun, or unset RANK "
+        "and WORLD_SIZE"
+    )
 
 
 def address_towards(host: str) -> str:
