@@ -26,6 +26,7 @@ from overlay.errors import OverlayError, plain
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and exits."""
     gc.disable()  # a run is short; looking for cycles while libraries are imported takes a tenth of it
+    _open_what_is_closed()
     words = _command_first(sys.argv[1:] if arguments is None else list(arguments))
     parser = commands.parser(next(iter(words), None))
     if words and words[0].startswith("-") and not any(option.startswith(words[0]) for option in _OF_THE_PROGRAM):
@@ -37,6 +38,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files and words of others may be no such text
     with _terminated_like_interrupted():
         sys.exit(_run(options))
+
+
+def _open_what_is_closed() -> None:
+    """Standard streams that are closed (`>&-`) become /dev/null. Python has None for them, which cannot say whether it is
+    a terminal, and a file or pipe would get their numbers, which a child takes for its own streams."""
+    for number, (name, mode) in enumerate([("stdin", "r"), ("stdout", "w"), ("stderr", "w")]):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)  # something else has it already
+            except OSError:
+                os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
 
 
 _OF_THE_PROGRAM = ("-h", "--help", "--version")

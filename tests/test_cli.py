@@ -205,6 +205,19 @@ def test_the_root_is_where_the_lock_is(sample: Sample) -> None:
     assert done.stdout == f"{sample.lock} is sound\n"
 
 
+def test_the_programs_own_root_is_found_from_a_folder_that_was_removed(tmp_path: Path) -> None:
+    line = [sys.executable, "-P", "-m", "overlay", "lock", "check"]
+    done = subprocess.run(
+        ["sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh", *line],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -313,16 +326,19 @@ def test_a_python_without_any_of_them(sample: Sample) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_closed_pipe_is_no_traceback(sample: Sample) -> None:
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_nobody_who_reads(sample: Sample, closed: str) -> None:
     done = subprocess.run(
-        ["sh", "-c", '"$@" >&-', "sh", *sample.command("lock", "check")],
+        ["sh", "-c", f'"$@" {closed}', "sh", *sample.command("apply")],
         cwd=sample.folder,
         env=sample.environment(),
         capture_output=True,
         encoding="utf-8",
         check=False,
     )
+    assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+    assert list(sample.out.glob("*.whl"))
 
 
 def test_no_home(sample: Sample) -> None:

@@ -58,9 +58,11 @@ def root(options: argparse.Namespace) -> Path:
     Raises:
         OverlayError: there is none.
     """
-    here = Path.cwd()
     own = Path(__file__).resolve().parents[2]
-    for folder in [options.root.resolve()] if options.root else [own, here, *here.parents]:
+    if options.root is None and (own / "upstream.lock").is_file():
+        return own  # also where the current folder has been removed
+    here = Path.cwd()
+    for folder in [options.root.resolve()] if options.root else [here, *here.parents]:
         if (folder / "upstream.lock").is_file():
             return Path(folder)
     raise OverlayError(
