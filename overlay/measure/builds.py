@@ -27,6 +27,9 @@ VARIABLES = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUBLAS_W
 """For every process that imports transformers here: nothing is fetched, a fork needs no warning, and cuBLAS can be
 deterministic."""
 
+_LEFT_OUT = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONOPTIMIZE"})
+"""Variables of the user that a worker is without: bytecode halves its imports, and its assertions are part of it."""
+
 
 @dataclass(frozen=True)
 class Build:
@@ -49,7 +52,7 @@ class Build:
 
     def variables(self, threads: int) -> Mapping[str, str]:
         """The environment of its worker."""
-        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        inherited = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
         package = str(Path(__file__).resolve().parents[2])
         before = [] if self.kind != "here" else [inherited.get("PYTHONPATH", "")]
         path = os.pathsep.join(filter(None, [*map(str, self.laid_over), *before, package]))

@@ -41,11 +41,14 @@ TE = "transformer_engine", "2.13.0"
 Done = subprocess.CompletedProcess[str]
 
 
-def here(*words: str, path: str | Path = "", program: tuple[str, ...] = ("-P", "-m", "overlay")) -> Done:
+def here(
+    *words: str, path: str | Path = "", program: tuple[str, ...] = ("-P", "-m", "overlay"), **variables: str
+) -> Done:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(path), str(ROOT)])),
         "MODELING_OVERLAY": "strict",
+        **variables,
     }
     line = [python(), *program, "verify", *words, "--here"]
     return subprocess.run(line, env=environment, capture_output=True, text=True, check=False, cwd="/")
@@ -73,6 +76,13 @@ def test_the_overlay_wheel_over_stock_is_right() -> None:
     (experiment,) = json.loads(done.stdout)["experiments"]
     assert experiment["columns"] == {"here": ["5.14.1"]}
     assert all(row["cells"]["here"]["right"] for row in experiment["rows"])
+
+
+def test_the_overlay_wheel_that_is_off_is_off_also_where_python_leaves_assertions_out() -> None:
+    over = installed(Variant("patched", "5.14.1", by="overlay"))
+    done = here("contracts", path=over, MODELING_OVERLAY="0", PYTHONOPTIMIZE="2", PYTHONWARNINGS="error")
+    assert done.returncode == 1
+    assert done.stdout.count("\n- contracts on here: where stock is silently wrong, ") == 4, done.stdout
 
 
 def test_it_needs_nothing_but_what_it_measures() -> None:

@@ -38,8 +38,9 @@ SIZES = {
 
 def row(table: str, name: str, right: str | None = None) -> Callable[[Callable[[], str]], Callable[[], str]]:
     def register(run: Callable[[], str]) -> Callable[[], str]:
-        assert name not in TABLES.setdefault(table, {})
-        TABLES[table][name] = run
+        cases = TABLES.setdefault(table, {})
+        assert name not in cases
+        cases[name] = run
         if right is not None:
             RIGHT[name] = right
         return run
