@@ -4,6 +4,7 @@ By default these are made from the pins, in environments that are cached (overla
 latest release that is pinned. With `--here` it is what this interpreter has.
 """
 
+import functools
 import os
 import sys
 import tempfile
@@ -30,6 +31,22 @@ deterministic."""
 _LEFT_OUT = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONOPTIMIZE"})
 """Variables of the user that a worker is without: bytecode halves its imports, and its assertions are part of it."""
 
+@functools.cache
+def _importable() -> str:
+    """A folder to import this program from: its checkout. Where it is installed, other packages are beside it, which no
+    worker is to have before its own; so it is one with nothing else in it, until this process ends."""
+    top = Path(__file__).resolve().parents[2]
+    if (top / "upstream.lock").is_file():
+        return str(top)
+    folder = Path(_temporary().name)
+    (folder / "overlay").symlink_to(top / "overlay")
+    return str(folder)
+
+
+@functools.cache
+def _temporary() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix="overlay-import-")
+
 
 @dataclass(frozen=True)
 class Build:
@@ -53,9 +70,8 @@ class Build:
     def variables(self, threads: int) -> Mapping[str, str]:
         """The environment of its worker."""
         inherited = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
-        package = str(Path(__file__).resolve().parents[2])
         before = [] if self.kind != "here" else [inherited.get("PYTHONPATH", "")]
-        path = os.pathsep.join(filter(None, [*map(str, self.laid_over), *before, package]))
+        path = os.pathsep.join(filter(None, [*map(str, self.laid_over), *before, _importable()]))
         limited = {"OMP_NUM_THREADS": str(threads)} if threads else {}
         return inherited | VARIABLES | {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore"} | limited
 

@@ -3,7 +3,9 @@
 import functools
 import json
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,9 @@ from overlay import cli
 cli.main(sys.argv[1:])
 """
 """The command, in a Python that has nothing but the standard library; its worker has what there is."""
+
+INSTALLED = "import sys; sys.path.append(sys.argv[1]); from overlay import cli; cli.main(sys.argv[2:])"
+"""The command, from a folder in which other packages are, too, and which comes last."""
 
 
 def python() -> str:
@@ -90,6 +95,19 @@ def test_it_needs_nothing_but_what_it_measures() -> None:
     path = folder(*TE, "patched")
     done = here("te", path=path, program=("-P", "-c", BARE))
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("mode", [["--here"], ["--against", "patched", "--root", str(ROOT)]], ids=["here", "made"])
+def test_what_is_installed_beside_this_program_is_not_before_what_is_measured(mode: list[str], tmp_path: Path) -> None:
+    site, temporary = tmp_path / "site", tmp_path / "temporary"
+    temporary.mkdir()
+    shutil.copytree(ROOT / "overlay", site / "overlay", ignore=shutil.ignore_patterns("__pycache__"))
+    (site / "torch.py").write_text("raise ImportError('another torch')", "utf-8")
+    line = [python() if mode == ["--here"] else sys.executable, "-P", "-c", INSTALLED, str(site), "verify", "te", *mode]
+    variables = {"PYTHONPATH": str(folder(*TE, "patched")), "TMPDIR": str(temporary)}
+    done = subprocess.run(line, env=os.environ | variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize(
