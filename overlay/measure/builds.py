@@ -31,6 +31,7 @@ deterministic."""
 _LEFT_OUT = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONOPTIMIZE"})
 """Variables of the user that a worker is without: bytecode halves its imports, and its assertions are part of it."""
 
+
 @functools.cache
 def _importable() -> str:
     """A folder to import this program from: its checkout. Where it is installed, other packages are beside it, which no

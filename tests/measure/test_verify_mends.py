@@ -1,6 +1,8 @@
-"""Each patch that mends a fault is missed by `overlay verify` where it alone is taken out of a build."""
+"""`overlay verify` notices where a patch that mends a fault is taken out of a build, and where nothing is checkpointed."""
 
 import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,23 +42,46 @@ def test_every_fault_has_an_experiment() -> None:
     assert {one.code for file in files for one in series.read_patch(file).faults} == set(SHOWN_BY)
 
 
-@pytest.mark.parametrize("fault", SHOWN_BY)
-def test_a_mend_that_is_missing_is_noticed(fault: str, tmp_path: Path) -> None:
-    project, version, patches, mend = mending(fault)
-    left = [patch for patch in patches if patch.file < mend.file or not set(patch.paths) & set(mend.paths)]
-    assert len(left) < len(patches)
+def off(name: str, project: str, version: str, change: Callable[[Path], None]) -> list[str]:
+    """What `overlay verify` says of a release, as a patched one, whose files `change` has changed."""
 
     def build(experiment: Experiment, kind: str) -> Build:
         environment = f"{experiment.environment}-2.13"
         stock = builds.made_one(PINS, ROOT, project, version, "stock", environment, experiment.beside(kind))
         package, *beside = stock.laid_over
-        copy = shutil.copytree(package, tmp_path / "packages")
-        places = {path: copy / path.removeprefix("src/") for patch in patches for path in patch.paths}
+        packages = Path(folder, "packages")
+        change(shutil.copytree(package, packages))
+        return Build("patched", version, stock.interpreter, [packages, *beside])
+
+    plan = verify.Plan([verify.EXPERIMENTS[name]], ["patched"], build, ranks=1, backend="gloo", keep=False)
+    with tempfile.TemporaryDirectory() as folder:  # 60 MB, which pytest would keep
+        report = verify.run(plan)
+    assert report.tables[0].failed == {}
+    return report.off
+
+
+@pytest.mark.parametrize("fault", SHOWN_BY)
+def test_a_mend_that_is_missing_is_noticed(fault: str) -> None:
+    project, version, patches, mend = mending(fault)
+    left = [patch for patch in patches if patch.file < mend.file or not set(patch.paths) & set(mend.paths)]
+    assert len(left) < len(patches)
+
+    def change(packages: Path) -> None:
+        places = {path: packages / path.removeprefix("src/") for patch in patches for path in patch.paths}
         for path, content in series.apply(left, {path: places[path].read_bytes() for path in places}).items():
             places[path].write_bytes(content)
-        return Build("patched", version, stock.interpreter, [copy, *beside])
 
-    experiment = verify.EXPERIMENTS[SHOWN_BY[fault]]
-    report = verify.run(verify.Plan([experiment], ["patched"], build, ranks=1, backend="gloo", keep=False))
-    assert report.off
-    assert report.tables[0].failed == {}
+    assert off(SHOWN_BY[fault], project, version, change)
+
+
+def test_right_gradients_without_a_checkpoint_are_noticed() -> None:
+    def change(packages: Path) -> None:
+        file = packages / "transformers" / "modeling_layers.py"
+        text = file.read_text("utf-8")
+        assert text.count("if self.gradient_checkpointing and") == 1
+        file.write_text(text.replace("if self.gradient_checkpointing and", "if False and"), "utf-8")
+
+    found = off("fsdp2", "transformers", "5.14.1", change)
+    # All but those that PyTorch's own wrapper checkpoints
+    assert len(found) == 2 * (14 - 1)
+    assert all(line.endswith(": no checkpoint") for line in found)
