@@ -41,15 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _open_what_is_closed() -> None:
-    """Standard streams that are closed (`>&-`) become /dev/null. Python has None for them, which cannot say whether it is
-    a terminal, and a file or pipe would get their numbers, which a child takes for its own streams."""
+    """Standard streams that are closed (`>&-`) become /dev/null. Python has None for them, which cannot say whether it
+    is a terminal, and a file or pipe would get their numbers, which a child takes for its own streams."""
     for number, (name, mode) in enumerate([("stdin", "r"), ("stdout", "w"), ("stderr", "w")]):
         if getattr(sys, name) is None:
             try:
                 os.fstat(number)  # something else has it already
             except OSError:
                 os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
 
 
 _OF_THE_PROGRAM = ("-h", "--help", "--version")

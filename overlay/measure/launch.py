@@ -54,8 +54,8 @@ def found() -> Place | None:
         pass
     raise OverlayError(
         f"expected a RANK and a LOCAL_RANK from 0 to below WORLD_SIZE, found {os.environ['RANK']!r}, "
-        f"{os.environ.get('LOCAL_RANK', '')!r} and {os.environ['WORLD_SIZE']!r}: run this under torchrun, or unset RANK "
-        "and WORLD_SIZE"
+        f"{os.environ.get('LOCAL_RANK', '')!r} and {os.environ['WORLD_SIZE']!r}: run this under torchrun, or unset "
+        "RANK and WORLD_SIZE"
     )
 
 

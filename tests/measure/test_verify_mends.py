@@ -1,4 +1,4 @@
-"""`overlay verify` notices where a patch that mends a fault is taken out of a build, and where nothing is checkpointed."""
+"""`overlay verify` notices where a patch that mends a fault is taken out of a build, or nothing is checkpointed."""
 
 import shutil
 import tempfile
