@@ -1,5 +1,6 @@
 """A worker's rows: they come as they are put, and how it ended is said in two lines."""
 
+import fcntl
 import os
 import sys
 import time
@@ -109,3 +110,21 @@ def test_who_reads_no_further_leaves_no_worker(tmp_path: Path) -> None:
     del found
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_what_a_worker_has_started_ends_with_it(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    body = (
+        "import fcntl, subprocess\nfile = open(told, 'w')\nfcntl.flock(file, fcntl.LOCK_EX)\n"
+        "subprocess.Popen(['sleep', '60'], pass_fds=[file.fileno()])\nrows.put(1)\nrows.done()"
+    )
+    assert list(read(tmp_path, body, str(held))) == [1]
+    deadline = time.monotonic() + 10
+    with held.open() as file:
+        while True:  # the kernel lets go of the lock when the last who has the file has ended
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
