@@ -64,8 +64,7 @@ def train(
     if place is not None:
         _launched(place, task, put, backend, name)
         return found
-    loopback = [interface for _, interface in socket.if_nameindex() if interface.startswith("lo")]
-    os.environ.update(GLOO_SOCKET_IFNAME=loopback[0], NCCL_SOCKET_IFNAME=loopback[0])
+    meet_on_this_machine()
     for world in worlds:
         _together(world, task, put, backend)
     return found
@@ -81,14 +80,20 @@ def _expect_gpus(ranks: int) -> None:
         rows.refuse(gpus.lacking(ranks, f"{found or 'none'} with torch {torch.__version__}"))
 
 
-def _start_method(backend: str) -> str:
-    # A fork shares what is imported here; nothing has started a thread so far. Elsewhere, and with CUDA, a fork is not
-    # safe.
+def meet_on_this_machine() -> None:
+    """Has ranks that start from here on use the loopback interface, whatever this machine's name leads to."""
+    loopback = [interface for _, interface in socket.if_nameindex() if interface.startswith("lo")]
+    os.environ.update(GLOO_SOCKET_IFNAME=loopback[0], NCCL_SOCKET_IFNAME=loopback[0])
+
+
+def start_method(backend: str) -> str:
+    """How ranks are started: by a fork, which shares what is imported here, where nothing has started a thread so far.
+    Elsewhere than on Linux, and with CUDA, a fork is not safe."""
     return "fork" if sys.platform == "linux" and backend == "gloo" else "spawn"
 
 
 def _together(world: int, task: Task, put: Callable[[Any], None], backend: str) -> None:
-    context = multiprocessing.get_context(_start_method(backend))
+    context = multiprocessing.get_context(start_method(backend))
     found, finds = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="overlay-ranks-") as folder:
         ranks = [

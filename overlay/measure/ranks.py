@@ -2,8 +2,6 @@
 
 import os
 import signal
-import socket
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from overlay.measure import parity
+from overlay.measure import group, parity
 from overlay.measure.settings import Settings
 
 PATIENCE = timedelta(hours=2)
@@ -46,12 +44,9 @@ def together(settings: Settings, make: Callable[[Settings], Answerer], folder: P
             torch.cuda.set_device(0)
         yield make(settings).ask
         return
-    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    os.environ.update(GLOO_SOCKET_IFNAME=loopback[0], NCCL_SOCKET_IFNAME=loopback[0], TORCH_CPP_LOG_LEVEL="ERROR")
-    # A fork shares what is imported here, and nothing has started a thread so far. Elsewhere, and with CUDA, a fork is
-    # not safe.
-    how = "fork" if sys.platform == "linux" and settings.device == "cpu" else "spawn"
-    context = multiprocessing.get_context(how)
+    group.meet_on_this_machine()
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    context = multiprocessing.get_context(group.start_method("nccl" if settings.device == "cuda" else "gloo"))
     others = [
         context.Process(target=_other, args=(rank, folder, settings, make), daemon=True)
         for rank in range(1, settings.ranks)

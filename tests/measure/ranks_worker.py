@@ -26,7 +26,7 @@ which that rank ends before it meets the others; `spawn`: instead of fork; `coll
 group.COLLECTIVE = timedelta(seconds=STUB.get("collective", 60))
 group._HEARTBEAT = STUB.get("heartbeat", 20.0)
 if STUB.get("spawn"):
-    group._start_method = lambda backend: "spawn"
+    group.start_method = lambda backend: "spawn"
 
 
 def work(rank: int, world: int, put: Callable[[Any], None], cases: int) -> None:
