@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from overlay import environments
 from overlay.commands.arguments import Verbs, checkout, root, verb
 from overlay.errors import OverlayError
+from overlay.progress import say
 
 if TYPE_CHECKING:
     from overlay.measure.builds import Build
@@ -104,6 +105,9 @@ def _run(options: argparse.Namespace) -> int:
     report = verify.run(plan)
     report.left_out.update(left_out)
     if place is not None and place.rank:
+        if not report.tables:
+            names = " and ".join(one.name for one in chosen)
+            say(f"nothing was run: {names} is rank 0's alone, and RANK and WORLD_SIZE make this {place}")
         if not any(table.failed for table in report.tables):
             return 0
         time.sleep(_LINGER)

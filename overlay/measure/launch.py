@@ -30,6 +30,9 @@ class Place:
     world: int
     local_rank: int
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.world}"
+
 
 def found() -> Place | None:
     """This process's place, or None where nothing has launched it.

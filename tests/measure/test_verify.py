@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from overlay import cache, commands
-from overlay.measure import builds, verify
+from overlay.measure import builds, rows, verify
 from overlay.measure.builds import Build
 from overlay.measure.experiments.experiment import Experiment, Row
 from overlay.measure.experiments.table import Cell, Line
@@ -365,6 +365,18 @@ def test_a_plan(plans: list[verify.Plan], monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(verify, "missing", lambda experiment: [])
     command("te", "--here", "--ranks", "3")  # what is installed may have changed since a run was stopped
     assert (plans[1].kinds, plans[1].ranks, plans[1].keep) == (("here",), 3, False)
+
+
+def test_a_rank_that_has_nothing_to_run_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a shell of a cluster's pod, whose variables are those of a launcher."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rows, "end_with_launcher", lambda: None)  # it would be this process
+    assert command("te") == 0
+    said = "nothing was run: te is rank 0's alone, and RANK and WORLD_SIZE make this rank 1 of 2"
+    assert capsys.readouterr() == ("", f"overlay: {said}\n")
 
 
 def test_stopped_and_run_again_for_a_program() -> None:
