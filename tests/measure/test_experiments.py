@@ -54,16 +54,6 @@ def test_a_refusal_is_right_where_that_deepspeed_can_train_in_neither_way(case: 
     assert (found.text, found.right) == ("refused", case == "two forwards")
 
 
-@pytest.mark.parametrize(
-    ("gradients", "text"),
-    [({"a": [1.0, 1.0]}, "0.000"), ({"a": [1.0, 0.5]}, "0.500"), ({"b": [1.0, 1.0]}, "1.000"), ({}, "1.000")],
-    ids=["the same", "another sum", "of another parameter", "none"],
-)
-def test_a_gradient_that_is_missing_is_wrong_by_all_of_it(gradients: dict[str, list[float]], text: str) -> None:
-    found = zero3_row("by default", gradients=gradients, kind="reentrant")
-    assert (found.text, found.right) == (text, text == "0.000")
-
-
 def test_without_a_reference_nothing_is_right() -> None:
     rows: list[dict[str, Any]] = [
         {"case": "Llama, not checkpointed", "error": "ValueError: no"},

@@ -229,7 +229,8 @@ def test_a_cell_is_no_longer_than_a_column_can_be(monkeypatch: pytest.MonkeyPatc
 )
 def test_a_figure_is_never_shown_as_none_where_it_is_off(error: float, expected: str) -> None:
     assert figure(error, 1e-6) == expected
-    (row,) = fsdp2.lines({"patched": [{"case": "1 forward", "reentrant": True, "error": error}]})
+    found = {"case": "1 forward", "reentrant": True, "error": error, "checkpointed": True}
+    (row,) = fsdp2.lines({"patched": [found]})
     assert row.cells["patched"].text == expected
     assert row.cells["patched"].right is (expected == "0.000")
 
@@ -253,7 +254,7 @@ NAN = float("nan")
 )
 def test_a_gradient_that_is_no_number_is_an_error(found: Any, expected: Any, error: float) -> None:
     assert zero3.relative_error(found, expected) == pytest.approx(error, nan_ok=True)
-    row = {"case": "by default", "gradients": found}
+    row = {"case": "by default", "gradients": found, "kind": "reentrant"}
     reference = {"case": zero3.REFERENCES["by default"], "gradients": expected}
     (one,) = zero3.lines({"patched": [reference, row]})
     assert one.cells["patched"].right is (error == 0)
