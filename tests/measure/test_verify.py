@@ -17,6 +17,7 @@ import pytest
 from overlay import cache, commands
 from overlay.measure import builds, verify
 from overlay.measure.builds import Build
+from overlay.measure.experiments import zero3
 from overlay.measure.experiments.experiment import Experiment, Row
 from overlay.measure.experiments.table import Cell, Line
 from tests.variants import ROOT
@@ -35,7 +36,7 @@ with open(told["log"], "a") as log:
     log.write(kind + "\\n")
 if kind == told.get("fails"):
     sys.exit("there is \\x1b[31mno device")
-rows.put({"demo": "1.0+overlay.1", "torch": "2.13.0+cpu", "total": told.get("total", 2)})
+rows.put({"demo": "1.0+overlay.1", "state": "stock", "torch": "2.13.0+cpu", "total": told.get("total", 2), "of": kind})
 rows.put({"case": "a", "right": kind != told.get("wrong")})
 rows.put({"case": "b", "right": True})
 rows.done()
@@ -128,6 +129,16 @@ def test_a_column_that_fails_is_off_and_the_others_are_measured(
     assert report.off == [f"demo on {kind}: not measured: {why}"]
     said = capsys.readouterr().err
     assert f"demo on {kind} 1.0: it ended with exit status 1 before it was done: there is \\x1b[31mno device\n" in said
+
+
+def test_a_head_says_what_its_own_worker_had(stub: Stub) -> None:
+    """Not what that of the column before had, where a column fails."""
+    (experiment,) = stub.told(fails="patched").plan.experiments
+    (table,) = (
+        stub.having(experiments=[replace(experiment, heads=lambda about: [about["of"]] if about else [])]).run().tables
+    )
+    assert [column.heads for column in table.columns] == [["1.0", "stock"], ["1.0"], ["1.0", "latest"]]
+    assert list(zero3.EXPERIMENT.heads({"deepspeed": "0.19.2+cpu"})) == ["DeepSpeed", "0.19.2"]
 
 
 def test_rows_that_are_left_out_are_noticed(stub: Stub) -> None:
