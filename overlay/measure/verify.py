@@ -164,10 +164,10 @@ def _measured(plan: Plan, experiment: Experiment, build: Build, number: int) -> 
             if seen and bar is not None:
                 bar.advance(1)
             elif not seen and first:
-                bar = stack.enter_context(Progress(what, int(row["total"]), "cases"))
+                bar = stack.enter_context(Progress(what, int(row["total"]), "measurements"))
             seen.append(row)
     if not seen or (first and len(seen) - 1 != seen[0]["total"]):
-        raise rows.WorkerError(f"gave {max(0, len(seen) - 1)} of {seen[0]['total'] if seen else 'its'} cases")
+        raise rows.WorkerError(f"gave {max(0, len(seen) - 1)} of {seen[0]['total'] if seen else 'its'} measurements")
     return seen
 
 

@@ -63,7 +63,7 @@ def test_stock_is_off_and_the_last_line_says_what_mends_it() -> None:
     assert [line.split() for line in done.stdout.splitlines()[2:5]] == [["here"], ["2.13.0"], ["stock"]]
     assert done.stdout.count("\n- te on here: ") == 28
     assert done.stdout.splitlines()[-1] == "`python -m overlay doctor` says what is installed here, and what mends it"
-    assert done.stderr == "overlay: te on here: 171 cases\n"
+    assert done.stderr == "overlay: te on here: 171 measurements\n"
 
 
 def test_a_patched_wheel_is_right() -> None:
