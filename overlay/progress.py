@@ -1,6 +1,7 @@
 """Progress of long steps: a bar on a terminal, plain lines elsewhere. All of it goes to stderr."""
 
 import contextlib
+import os
 import sys
 from importlib.util import find_spec
 from types import TracebackType
@@ -16,15 +17,24 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
+def _has_size() -> bool:
+    """Whether stderr is a terminal with rows and columns."""
+    try:
+        return all(os.get_terminal_size(sys.stderr.fileno()))
+    except (OSError, ValueError, AttributeError):  # it is no terminal, is closed, or is no file
+        return False
+
+
 class Progress:
     """Progress of one step over `total` units (bytes by default).
 
-    On a terminal it is a bar of tqdm's (imported only there); elsewhere, and without tqdm, one line when it starts.
+    On a terminal it is a bar of tqdm's (imported only there); elsewhere, and without tqdm, one line when it starts. So
+    it is on a terminal that has no size, as a container's in a CI job may be: tqdm shows nothing there.
     """
 
     def __init__(self, what: str, total: int, unit: str = "B") -> None:
         self._bar: Any = None
-        if sys.stderr.isatty() and find_spec("tqdm") is not None:
+        if _has_size() and find_spec("tqdm") is not None:
             from tqdm import tqdm
 
             self._bar = tqdm(total=total, desc=plain(what), unit=unit, unit_scale=True, leave=False)

@@ -175,10 +175,18 @@ def test_progress_goes_to_stderr_in_plain_lines(sample: Sample) -> None:
     )
 
 
-def test_progress_is_a_bar_on_a_terminal(sample: Sample) -> None:
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((24, 100), b"\rdemo-1.0-py3-none-any.whl:"),
+        ((0, 0), b"overlay: demo-1.0-py3-none-any.whl: 0.1 MB"),  # as a container's may be: there tqdm shows nothing
+    ],
+    ids=["bar", "without a size a line"],
+)
+def test_progress_on_a_terminal(sample: Sample, size: tuple[int, int], expected: bytes) -> None:
     shutil.rmtree(sample.cache)
     master, slave = pty.openpty()
-    termios.tcsetwinsize(slave, (24, 100))
+    termios.tcsetwinsize(slave, size)
     running = subprocess.Popen(
         sample.command("apply", "demo==1.0"), cwd=sample.folder, env=sample.environment(), stderr=slave
     )
@@ -194,7 +202,7 @@ def test_progress_is_a_bar_on_a_terminal(sample: Sample) -> None:
         shown += read
     os.close(master)
     assert running.wait() == 0
-    assert b"\rdemo-1.0-py3-none-any.whl:" in shown
+    assert expected in shown
 
 
 def test_the_root_is_where_the_lock_is(sample: Sample) -> None:

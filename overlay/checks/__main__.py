@@ -19,6 +19,9 @@ for finding in overlay.check(model):  # where training starts, with the model as
 overlay.check(model, raise_on_error=True)  # or stop the run: overlay.CheckError
 ```
 
+Where nothing is installed yet, `PYTHONPATH=CHECKOUT` before the command that trains will do, with a clone of this
+project: importing it changes nothing.
+
 Nothing is changed in the model, and no forward is run. A finding has a `code`, which is a title below, a `severity`,
 and says `where`, `what`, `why`, and how to `fix` it.
 

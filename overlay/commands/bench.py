@@ -266,7 +266,11 @@ def _compare(options: argparse.Namespace) -> int:
         raise OverlayError(f"expected two cards of one model, found {kinds[0]} and {kinds[1]}: compare those of one")
     found = compare.compare(before, after)
     if not found.changes:
-        raise OverlayError("expected a build and a mode that both cards have, found none: compare cards of one model")
+        have = [", ".join(build.kind for build in of.builds) for of in (before, after)]
+        raise OverlayError(
+            f"expected a build that both cards have, found {have[0]} and {have[1]}: measure both with the same "
+            "--builds, or both with --here"
+        )
     _print(found.text().splitlines())
     return 1 if found.worse else 0
 

@@ -107,6 +107,7 @@ def run(plan: Plan) -> Report:
             build = plan.build(experiment, kind)
             key = _key(plan, experiment, build)
             used.append(key)
+            beside: Row = {}
             try:
                 if keep and (kept_rows := _found(key)) is not None:
                     say(f"{experiment.name} on {build}: measured already, by a run that did not come to its end")
@@ -114,12 +115,13 @@ def run(plan: Plan) -> Report:
                 else:
                     about, *found[kind] = _measured(plan, experiment, build, numbers[experiment.name, kind])
                     keep = keep and _keep(key, [about, *found[kind]])
-                release = str(about.get(experiment.project) or build.release)
+                release, beside = str(about.get(experiment.project) or build.release), about
             except rows.WorkerError as error:
                 failed[kind] = _reason(str(error))
                 say(f"{experiment.name} on {build}: {failed[kind]}")
                 release = build.release
-            heads = [release.partition("+")[0], *experiment.heads(kind)]
+            state = str(beside.get("state", "")) if kind == "here" else ""
+            heads = [release.partition("+")[0], state, *experiment.heads(beside)]
             columns.append(Column(kind, [head for head in heads if head]))
         lines = experiment.lines(found)
         report.tables.append(
@@ -162,10 +164,10 @@ def _measured(plan: Plan, experiment: Experiment, build: Build, number: int) -> 
             if seen and bar is not None:
                 bar.advance(1)
             elif not seen and first:
-                bar = stack.enter_context(Progress(what, int(row["total"]), "cases"))
+                bar = stack.enter_context(Progress(what, int(row["total"]), "measurements"))
             seen.append(row)
     if not seen or (first and len(seen) - 1 != seen[0]["total"]):
-        raise rows.WorkerError(f"gave {max(0, len(seen) - 1)} of {seen[0]['total'] if seen else 'its'} cases")
+        raise rows.WorkerError(f"gave {max(0, len(seen) - 1)} of {seen[0]['total'] if seen else 'its'} measurements")
     return seen
 
 

@@ -364,6 +364,18 @@ def test_drawing_a_card_again(tmp_path: Path) -> None:
     assert beside.read_bytes() == Path(CARDS[0]).read_bytes()
 
 
+def test_cards_of_other_builds_are_not_compared(tmp_path: Path) -> None:
+    """As one of all builds, and one of `--here`; nothing is wrong with the model."""
+    changed = json.loads(Path(CARDS[0]).read_text("utf-8"))
+    changed |= {"builds": [changed["builds"][0] | {"kind": "here"}], "choices": []}
+    (tmp_path / "here.json").write_text(json.dumps(changed), "utf-8")
+    done = bench("compare", CARDS[0], tmp_path / "here.json")
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "found stock, patched, latest and here: measure both with the same --builds, or both with --here\n"
+    )
+
+
 @pytest.mark.parametrize("columns", [60, 80])
 def test_lines_are_as_wide_as_the_terminal(tmp_path: Path, columns: int) -> None:
     changed = json.loads(Path(CARDS[0]).read_text("utf-8"))

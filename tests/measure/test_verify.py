@@ -17,6 +17,7 @@ import pytest
 from overlay import cache, commands
 from overlay.measure import builds, rows, verify
 from overlay.measure.builds import Build
+from overlay.measure.experiments import zero3
 from overlay.measure.experiments.experiment import Experiment, Row
 from overlay.measure.experiments.table import Cell, Line
 from tests.variants import ROOT
@@ -35,7 +36,7 @@ with open(told["log"], "a") as log:
     log.write(kind + "\\n")
 if kind == told.get("fails"):
     sys.exit("there is \\x1b[31mno device")
-rows.put({"demo": "1.0+overlay.1", "torch": "2.13.0+cpu", "total": told.get("total", 2)})
+rows.put({"demo": "1.0+overlay.1", "state": "stock", "torch": "2.13.0+cpu", "total": told.get("total", 2), "of": kind})
 rows.put({"case": "a", "right": kind != told.get("wrong")})
 rows.put({"case": "b", "right": True})
 rows.done()
@@ -109,7 +110,7 @@ def test_all_columns_are_measured_in_turn(stub: Stub, capsys: pytest.CaptureFixt
     assert [(column.kind, column.heads) for column in table.columns] == [(kind, ["1.0"]) for kind in KINDS]
     assert table.about == "torch 2.13.0"
     assert [line.case for line in table.lines] == ["a", "b"]
-    assert capsys.readouterr() == ("", "".join(f"overlay: demo on {kind} 1.0: 2 cases\n" for kind in KINDS))
+    assert capsys.readouterr() == ("", "".join(f"overlay: demo on {kind} 1.0: 2 measurements\n" for kind in KINDS))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,15 +131,25 @@ def test_a_column_that_fails_is_off_and_the_others_are_measured(
     assert f"demo on {kind} 1.0: it ended with exit status 1 before it was done: there is \\x1b[31mno device\n" in said
 
 
+def test_a_head_says_what_its_own_worker_had(stub: Stub) -> None:
+    """Not what that of the column before had, where a column fails."""
+    (experiment,) = stub.told(fails="patched").plan.experiments
+    (table,) = (
+        stub.having(experiments=[replace(experiment, heads=lambda about: [about["of"]] if about else [])]).run().tables
+    )
+    assert [column.heads for column in table.columns] == [["1.0", "stock"], ["1.0"], ["1.0", "latest"]]
+    assert list(zero3.EXPERIMENT.heads({"deepspeed": "0.19.2+cpu"})) == ["DeepSpeed", "0.19.2"]
+
+
 def test_rows_that_are_left_out_are_noticed(stub: Stub) -> None:
     report = stub.told(total=3).run()
-    assert report.off == [f"demo on {kind}: not measured: it gave 2 of 3 cases" for kind in KINDS]
+    assert report.off == [f"demo on {kind}: not measured: it gave 2 of 3 measurements" for kind in KINDS]
 
 
 def test_a_worker_that_says_nothing_at_all(stub: Stub) -> None:
     (experiment,) = stub.plan.experiments
     experiment.worker.write_text("from overlay.measure import rows\nrows.told()\nrows.done()", "utf-8")
-    assert stub.run().off[0] == "demo on stock: not measured: it gave 0 of its cases"
+    assert stub.run().off[0] == "demo on stock: not measured: it gave 0 of its measurements"
 
 
 def test_without_patched_nothing_is_judged(stub: Stub) -> None:
@@ -157,7 +168,7 @@ def test_a_stopped_run_is_gone_on_with(stub: Stub, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.splitlines() == [
         "overlay: demo on stock 1.0: measured already, by a run that did not come to its end",
         "overlay: demo on patched 1.0: measured already, by a run that did not come to its end",
-        "overlay: demo on latest 1.0: 2 cases",
+        "overlay: demo on latest 1.0: 2 measurements",
     ]
     stub.run()  # what it kept is gone with its end
     assert stub.measured() == list(KINDS)
@@ -253,7 +264,7 @@ def test_where_nothing_can_be_kept_the_run_says_so_once_and_goes_on(
     (tmp_path / "cache").write_text("no folder", "utf-8")
     assert stub.run().off == []
     assert stub.measured() == list(KINDS)
-    said = [line for line in capsys.readouterr().err.splitlines() if not line.endswith("cases")]
+    said = [line for line in capsys.readouterr().err.splitlines() if not line.endswith("measurements")]
     assert len(said) == 1
     assert said[0].startswith("overlay: what is found is not kept for the next run, should this one be stopped: ")
 
@@ -386,13 +397,13 @@ def test_stopped_and_run_again_for_a_program() -> None:
     with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr is not None
         assert first.stdout is not None
-        assert any("te on patched 2.13.0: 171 cases" in said for said in first.stderr)
+        assert any("te on patched 2.13.0: 171 measurements" in said for said in first.stderr)
         first.send_signal(signal.SIGTERM)
         assert first.stdout.read() == ""
         assert first.wait() == 130
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert "te on stock 2.13.0: measured already" in done.stderr
-    assert (done.returncode, done.stderr.count("cases")) == (0, 1), done.stderr
+    assert (done.returncode, done.stderr.count("measurements")) == (0, 1), done.stderr
     found = json.loads(done.stdout, parse_constant=pytest.fail)
     import_module("jsonschema").validate(found, SCHEMA)
     assert found["passed"]

@@ -13,7 +13,7 @@ import pytest
 from overlay import environments
 from overlay.measure import builds
 from overlay.queue import lock
-from tests.variants import ROOT, Variant, installed
+from tests.variants import ROOT, Variant, installed, overlay_wheel
 
 BARE = """
 import importlib.abc, importlib.util, sys
@@ -42,36 +42,43 @@ def folder(project: str, release: str, kind: str) -> Path:
     return Path(builds.made_one(pins, ROOT, project, release, kind, "train-2.13").laid_over[0])
 
 
+@functools.cache
+def program() -> Path:
+    """The folder with the overlay wheel, which has the patched files; no `.pth` of it is read."""
+    return environments.variant(overlay_wheel())
+
+
 TE = "transformer_engine", "2.13.0"
 Done = subprocess.CompletedProcess[str]
 
 
 def here(
-    *words: str, path: str | Path = "", program: tuple[str, ...] = ("-P", "-m", "overlay"), **variables: str
+    *words: str, path: str | Path = "", begin: tuple[str, ...] = ("-P", "-m", "overlay"), **variables: str
 ) -> Done:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(path), str(ROOT)])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(path), str(program())])),
         "MODELING_OVERLAY": "strict",
         **variables,
     }
-    line = [python(), *program, "verify", *words, "--here"]
+    line = [python(), *begin, "verify", *words, "--here"]
     return subprocess.run(line, env=environment, capture_output=True, text=True, check=False, cwd="/")
 
 
 def test_stock_is_off_and_the_last_line_says_what_mends_it() -> None:
     done = here("te", path=folder(*TE, "stock"))
     assert done.returncode == 1, done.stderr
+    assert [line.split() for line in done.stdout.splitlines()[2:5]] == [["here"], ["2.13.0"], ["stock"]]
     assert done.stdout.count("\n- te on here: ") == 28
     assert done.stdout.splitlines()[-1] == "`python -m overlay doctor` says what is installed here, and what mends it"
-    assert done.stderr == "overlay: te on here: 171 cases\n"
+    assert done.stderr == "overlay: te on here: 171 measurements\n"
 
 
 def test_a_patched_wheel_is_right() -> None:
     done = here("te", path=folder(*TE, "patched"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "pass: what is installed here is right in 36 of 36 cases"
-    assert [line.split() for line in done.stdout.splitlines()[2:4]] == [["here"], ["2.13.0"]]
+    assert [line.split() for line in done.stdout.splitlines()[2:5]] == [["here"], ["2.13.0"], ["patched", "wheel"]]
 
 
 def test_the_overlay_wheel_over_stock_is_right() -> None:
@@ -79,7 +86,7 @@ def test_the_overlay_wheel_over_stock_is_right() -> None:
     done = here("contracts", "--json", path=over)
     assert done.returncode == 0, done.stdout + done.stderr
     (experiment,) = json.loads(done.stdout)["experiments"]
-    assert experiment["columns"] == {"here": ["5.14.1"]}
+    assert experiment["columns"] == {"here": ["5.14.1", "overlaid"]}
     assert all(row["cells"]["here"]["right"] for row in experiment["rows"])
 
 
@@ -93,7 +100,7 @@ def test_the_overlay_wheel_that_is_off_is_off_also_where_python_leaves_assertion
 def test_it_needs_nothing_but_what_it_measures() -> None:
     """No pydantic, no packaging, no tqdm: the command is the standard library alone."""
     path = folder(*TE, "patched")
-    done = here("te", path=path, program=("-P", "-c", BARE))
+    done = here("te", path=path, begin=("-P", "-c", BARE))
     assert done.returncode == 0, done.stderr
 
 

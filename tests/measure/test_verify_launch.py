@@ -138,7 +138,7 @@ def test_stopped(start: Start, number: int, code: int) -> None:
     run.assert_gone(folders=number != signal.SIGKILL)
     assert time.monotonic() - stopped < SOON
     if number != signal.SIGKILL:
-        said = [line for line in run.said.read_text().splitlines() if "cases" not in line]
+        said = [line for line in run.said.read_text().splitlines() if "measurements" not in line]
         assert said == ["overlay: interrupted: what was to be replaced is as before or as after, run this again"]
 
 

@@ -19,6 +19,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MixtralCon
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from overlay.measure import rows
+from overlay.measure.experiments import loaded
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {}
 RIGHT: dict[str, str] = {}
@@ -388,7 +389,14 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     total = sum(map(len, TABLES.values()))
-    rows.put({"transformers": transformers.__version__, "torch": torch.__version__, "total": total})
+    rows.put(
+        {
+            "transformers": transformers.__version__,
+            "state": loaded.state("transformers"),
+            "torch": torch.__version__,
+            "total": total,
+        }
+    )
     for table, cases in TABLES.items():
         for case, run in cases.items():
             rows.put({"table": table, "case": case, "found": run(), "right": RIGHT.get(case)})

@@ -11,7 +11,7 @@ Row = Mapping[str, Any]
 """As a worker puts it."""
 
 
-def _nothing(kind: str) -> Sequence[str]:
+def _nothing(_: object) -> Sequence[str]:
     return ()
 
 
@@ -23,14 +23,14 @@ class Experiment:
         name: as it is asked for.
         title: what the cells of its table say.
         worker: the program that runs in a build (`overlay.measure.rows`). Its first row says which versions it has and
-            how many rows follow.
+            how many rows follow; `state` there is what `loaded.state` says.
         project: of which there are several builds.
         needs: import packages that have to be there.
         ranks: whether it is one of a group of ranks, or of one process.
         lines: makes lines of the rows, which it has by the kind of build.
         environment: what the builds are laid over; its name has `-2.13` and the like after it.
         beside: exact pins to lay over a kind of build, without what they require.
-        heads: what the head of a column says of them.
+        heads: what the head of a column says of them, by the worker's first row.
         told: what the worker is told beside ranks, backend and the group's name.
     """
 
@@ -43,5 +43,5 @@ class Experiment:
     lines: Callable[[Mapping[str, Sequence[Row]]], list[Line]]
     environment: str = "train"
     beside: Callable[[str], Sequence[str]] = _nothing
-    heads: Callable[[str], Sequence[str]] = _nothing
+    heads: Callable[[Row], Sequence[str]] = _nothing
     told: Mapping[str, Any] = field(default_factory=dict)

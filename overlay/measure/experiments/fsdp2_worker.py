@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 from overlay.measure import group, rows
+from overlay.measure.experiments import loaded
 
 VOCABULARY = 97
 REFUSED = "is sharded by itself (`fully_shard`)"
@@ -237,6 +238,7 @@ def main() -> None:
     rows.put(
         {
             "transformers": transformers.__version__,
+            "state": loaded.state("transformers"),
             "torch": torch.__version__,
             "total": 2 * len(CASES) * len(worlds),
         }

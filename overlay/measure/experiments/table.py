@@ -55,7 +55,7 @@ class Column:
 
     Attributes:
         kind: `stock`, `patched`, `latest`, or `here`.
-        heads: what it is, in parts of at most twelve characters: the release, and what is beside it.
+        heads: what it is, in short parts: the release, of `here` what `overlay doctor` calls it, and what is beside it.
     """
 
     kind: str

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from overlay.measure import rows
+from overlay.measure.experiments import loaded
 from overlay.measure.te_stand_ins import EXTRA_INPUT, EXTRA_OUTPUT, IDENTITY, RESHAPE, SCALE, load_operations
 
 PIPELINES = {
@@ -116,7 +117,14 @@ def main() -> None:
         version = importlib.metadata.version("transformer_engine")
     except importlib.metadata.PackageNotFoundError:  # a tree on the path
         version = ""
-    rows.put({"transformer_engine": version, "torch": torch.__version__, "total": len(cases) + len(recomputes)})
+    rows.put(
+        {
+            "transformer_engine": version,
+            "state": loaded.state("transformer_engine"),
+            "torch": torch.__version__,
+            "total": len(cases) + len(recomputes),
+        }
+    )
     for pipeline, kind, gradients in cases:
         found = apply(PIPELINES[pipeline], INPUTS[kind], gradients)
         rows.put({"pipeline": pipeline, "input": kind, "gradients": gradients, **found})

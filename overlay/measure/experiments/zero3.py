@@ -102,6 +102,6 @@ EXPERIMENT = Experiment(
     lines=lines,
     environment="third-party",
     beside=lambda kind: pins(version(kind)),
-    heads=lambda kind: () if kind == "here" else ("DeepSpeed", version(kind)),
+    heads=lambda about: ("DeepSpeed", str(about["deepspeed"]).partition("+")[0]) if "deepspeed" in about else (),
     told={"cases": [*dict.fromkeys(REFERENCES.values()), *CASES]},
 )

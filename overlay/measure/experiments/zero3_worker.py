@@ -39,6 +39,7 @@ from transformers import (
 )
 
 from overlay.measure import group, rows
+from overlay.measure.experiments import loaded
 
 RELEASE = tuple(map(int, transformers.__version__.partition("+")[0].split(".")))
 STEPS = 2
@@ -509,8 +510,15 @@ def main() -> None:
     told = rows.told()
     warnings.simplefilter("ignore")
     gc.freeze()  # DeepSpeed collects garbage ever so often, and need not look at what was imported
-    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-    rows.put(versions | {"deepspeed": deepspeed.__version__, "total": len(told["cases"]) * len(told["ranks"])})
+    rows.put(
+        {
+            "transformers": transformers.__version__,
+            "state": loaded.state("transformers"),
+            "torch": torch.__version__,
+            "deepspeed": deepspeed.__version__,
+            "total": len(told["cases"]) * len(told["ranks"]),
+        }
+    )
     task = functools.partial(work, cases=told["cases"])
     group.train(told["ranks"], task, rows.put, told["backend"], told["name"])
     rows.done()
