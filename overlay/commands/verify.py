@@ -47,9 +47,7 @@ def add(verbs: Verbs) -> None:
         "contracts: what third-party code relies on (default: all)",
     )
     parser.add_argument("--ranks", type=_ranks, metavar="N", help="that train together on this machine (default: 2)")
-    parser.add_argument(
-        "--backend", choices=("gloo", "nccl"), default="gloo", help="nccl takes a GPU for each rank (default: gloo)"
-    )
+    parser.add_argument("--backend", choices=("gloo", "nccl"), help="nccl takes a GPU for each rank (default: gloo)")
     parser.add_argument(
         "--against", type=_kinds, metavar="B,B", help="the columns, of stock,patched,latest (default: all)"
     )
@@ -85,6 +83,8 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.here and (options.against or options.release or options.torch):
         options.parser.error("--here is what this Python has: it goes without --against, --release and --torch")
+    if (options.ranks or options.backend) and options.what in verify.ALONE:
+        options.parser.error(f"{options.what} is an experiment of one process: it goes without --ranks and --backend")
     place = launch.found()
     if place is not None:
         if options.ranks not in (None, place.world):
@@ -98,7 +98,7 @@ def _run(options: argparse.Namespace) -> int:
         kinds=("here",) if options.here else options.against or KINDS,
         build=_here if options.here else _maker(options, chosen),
         ranks=place.world if place is not None else options.ranks or 2,
-        backend=options.backend,
+        backend=options.backend or "gloo",
         place=place,
         keep=place is None and not options.here,
     )

@@ -23,6 +23,9 @@ from overlay.queue import kept
 
 EXPERIMENTS = {one.EXPERIMENT.name: one.EXPERIMENT for one in (fsdp2, te, zero3, contracts)}
 
+ALONE = {name for name, one in EXPERIMENTS.items() if not one.ranks}
+"""Of one process."""
+
 PATIENCE = 300.0
 """Seconds that a row may take: the first one has the imports in it."""
 

@@ -291,6 +291,8 @@ def command(*words: str) -> int:
         (["--here", "--against", "stock"], "--here is what this Python has"),
         (["--here", "--release", "5.14.1"], "--here is what this Python has"),
         (["--here", "--torch", "2.11"], "--here is what this Python has"),
+        (["te", "--ranks", "3"], "te is an experiment of one process: it goes without --ranks and --backend"),
+        (["contracts", "--backend", "nccl"], "contracts is an experiment of one process"),
         (["te", "--against", "stock,other"], "expected some of stock,patched,latest, found 'other'"),
         (["te", "--against", ""], "expected some of stock,patched,latest, found ''"),
         (["te", "--ranks", "0"], "expected a number of ranks from 1 to 64, found '0'"),
