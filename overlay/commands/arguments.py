@@ -1,6 +1,7 @@
 """What several verbs have in common."""
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,18 @@ def debug() -> argparse.ArgumentParser:
     parent.add_argument("--debug", action="store_true", help="print the traceback of an error")
     parent.set_defaults(extra=None)
     return parent
+
+
+def some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """The type of an option that takes some of `known`, separated by commas: they come in the order of `known`."""
+
+    def read(text: str) -> tuple[str, ...]:
+        chosen = text.split(",")
+        if unknown := [name for name in chosen if name not in known]:
+            raise argparse.ArgumentTypeError(f"expected some of {','.join(known)}, found {unknown[0]!r}")
+        return tuple(name for name in known if name in chosen)
+
+    return read
 
 
 def checkout() -> argparse.ArgumentParser:

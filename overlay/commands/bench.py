@@ -10,9 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from overlay.commands.arguments import Verbs, checkout, root, verb
+from overlay.commands.arguments import Verbs, checkout, root, some_of, verb
 from overlay.errors import OverlayError
-from overlay.measure.settings import KINDS, MODES, SEGMENTATION, SMALL, Settings, name_of
+from overlay.measure.builds import KINDS
+from overlay.measure.settings import MODES, SEGMENTATION, SMALL, Settings, name_of
 from overlay.terminal import width, wrapped
 
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -64,7 +65,7 @@ def add(verbs: Verbs) -> None:
     run.add_argument("--preset", choices=("cpu", "gpu"), help="sizes for five models; without MODEL: all five")
     run.add_argument("--here", action="store_true", help="measure what this Python has, and nothing else")
     run.add_argument(
-        "--builds", type=_kinds, default=None, metavar="B,B", help="of stock,patched,latest (default: all)"
+        "--builds", type=some_of(KINDS), default=None, metavar="B,B", help="of stock,patched,latest (default: all)"
     )
     run.add_argument("--release", metavar="VERSION", help="which one is stock and patched (default: the last but one)")
     run.add_argument("--torch", choices=("2.11", "2.13", "2.14"), help="the environment (2.13; on a GPU 2.14)")
@@ -98,21 +99,10 @@ def _batch(text: str) -> int:
 
 
 def _modes(text: str) -> tuple[str, ...]:
-    chosen = _of(MODES, text)
+    chosen = some_of(MODES)(text)
     if MODES[0] not in chosen:
         raise argparse.ArgumentTypeError(f"expected {MODES[0]}, which the others are compared with, found {text!r}")
     return chosen
-
-
-def _kinds(text: str) -> tuple[str, ...]:
-    return _of(KINDS, text)
-
-
-def _of(known: tuple[str, ...], text: str) -> tuple[str, ...]:
-    chosen = text.split(",")
-    if unknown := [name for name in chosen if name not in known]:
-        raise argparse.ArgumentTypeError(f"expected some of {','.join(known)}, found {unknown[0]!r}")
-    return tuple(name for name in known if name in chosen)
 
 
 def _bytes(text: str) -> int:

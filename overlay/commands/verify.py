@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from overlay import environments
-from overlay.commands.arguments import Verbs, checkout, root, verb
+from overlay.commands.arguments import Verbs, checkout, root, some_of, verb
 from overlay.errors import OverlayError
+from overlay.measure.builds import KINDS
 from overlay.progress import say
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from overlay.measure.experiments.experiment import Experiment
 
 NAMES = ("fsdp2", "te", "zero3", "contracts")
-KINDS = ("stock", "patched", "latest")
 
 _LINGER = 10.0
 """Seconds for which a rank that has failed is still there: torchrun ends the others with it, and rank 0, which has most
@@ -49,7 +49,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--ranks", type=_ranks, metavar="N", help="that train together on this machine (default: 2)")
     parser.add_argument("--backend", choices=("gloo", "nccl"), help="nccl takes a GPU for each rank (default: gloo)")
     parser.add_argument(
-        "--against", type=_kinds, metavar="B,B", help="the columns, of stock,patched,latest (default: all)"
+        "--against", type=some_of(KINDS), metavar="B,B", help="the columns, of stock,patched,latest (default: all)"
     )
     parser.add_argument("--here", action="store_true", help="what this Python has, and nothing else: one column")
     parser.add_argument(
@@ -68,13 +68,6 @@ def _ranks(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 64:
         raise argparse.ArgumentTypeError(f"expected a number of ranks from 1 to 64, found {text!r}")
     return int(text)
-
-
-def _kinds(text: str) -> tuple[str, ...]:
-    chosen = text.split(",")
-    if unknown := [name for name in chosen if name not in KINDS]:
-        raise argparse.ArgumentTypeError(f"expected some of {','.join(KINDS)}, found {unknown[0]!r}")
-    return tuple(name for name in KINDS if name in chosen)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 PROJECT = "transformers"
 
+KINDS = ("stock", "patched", "latest")
+"""A pinned release as upstream has it, the same one with the patches, and upstream's newest."""
+
 TOKENIZERS = {"5.14.1": "tokenizers==0.22.2", "5.22.2": "tokenizers==0.23.1", "5.24.0": "tokenizers==0.23.1"}
 """Each release asks for its own range of tokenizers, so they are laid over the environment together."""
 

@@ -6,9 +6,6 @@ from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
 from typing import Literal
 
-KINDS = ("stock", "patched", "latest")
-"""What `--builds` takes."""
-
 MODES = ("off", "reentrant", "non-reentrant")
 """What `--modes` takes: no checkpointing, and the two kinds of PyTorch's."""
 

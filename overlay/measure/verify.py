@@ -1,25 +1,20 @@
 """One run of experiments: each on every build, one after the other, and a table of each.
 
-What a run that was stopped has found is kept in the cache, and the next one goes on from there; a run that came to its
-end leaves nothing, so the next one measures again.
+A run that was stopped is gone on with by the next one (`overlay.measure.resume`).
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 
-from overlay.errors import OverlayError
-from overlay.measure import rows
+from overlay.measure import resume, rows
 from overlay.measure.builds import Build
 from overlay.measure.experiments import contracts, fsdp2, te, zero3
 from overlay.measure.experiments.experiment import Experiment, Row
 from overlay.measure.experiments.table import Column, Table
 from overlay.measure.launch import Place
 from overlay.progress import Progress, say
-from overlay.queue import kept
 
 EXPERIMENTS = {one.EXPERIMENT.name: one.EXPERIMENT for one in (fsdp2, te, zero3, contracts)}
 
@@ -28,11 +23,6 @@ ALONE = {name for name, one in EXPERIMENTS.items() if not one.ranks}
 
 PATIENCE = 300.0
 """Seconds that a row may take: the first one has the imports in it."""
-
-FRESH = 24 * 3600.0
-"""Seconds for which what a stopped run has found is of use."""
-
-_KEPT = "verify"
 
 
 @dataclass
@@ -95,45 +85,50 @@ def run(plan: Plan) -> Report:
     Raises:
         OverlayError: a build cannot be made.
     """
-    judged = next((kind for kind in ("patched", "here") if kind in plan.kinds), None)
-    report, used, keep = Report(judged), [], plan.keep
-    names = [(experiment.name, kind) for experiment in plan.experiments for kind in plan.kinds]
-    numbers = {name: number for number, name in enumerate(names)}
-    for experiment in plan.experiments:
-        if plan.place is not None and plan.place.rank and not experiment.ranks:
-            continue  # of one process, which is rank 0's
-        found: dict[str, list[Row]] = {}
-        about: Row = {}
-        columns: list[Column] = []
-        failed: dict[str, str] = {}
-        for kind in plan.kinds:
-            build = plan.build(experiment, kind)
-            key = _key(plan, experiment, build)
-            used.append(key)
-            beside: Row = {}
-            try:
-                if keep and (kept_rows := _found(key)) is not None:
-                    say(f"{experiment.name} on {build}: measured already, by a run that did not come to its end")
-                    about, *found[kind] = kept_rows
-                else:
-                    about, *found[kind] = _measured(plan, experiment, build, numbers[experiment.name, kind])
-                    keep = keep and _keep(key, [about, *found[kind]])
-                release, beside = str(about.get(experiment.project) or build.release), about
-            except rows.WorkerError as error:
-                failed[kind] = _reason(str(error))
-                say(f"{experiment.name} on {build}: {failed[kind]}")
-                release = build.release
-            state = str(beside.get("state", "")) if kind == "here" else ""
-            heads = [release.partition("+")[0], state, *experiment.heads(beside)]
-            columns.append(Column(kind, [head for head in heads if head]))
-        lines = experiment.lines(found)
-        report.tables.append(
-            Table(experiment.name, experiment.title, _about(plan, experiment, about), columns, lines, failed)
-        )
-    for key in used if plan.keep else ():
-        with contextlib.suppress(OSError):  # the folder cannot be written any more
-            kept.forget(_KEPT, key)
+    report = Report(next((kind for kind in ("patched", "here") if kind in plan.kinds), None))
+    results = resume.Kept(plan.keep)
+    for number, experiment in enumerate(plan.experiments):
+        if experiment.ranks or plan.place is None or plan.place.rank == 0:  # what is of one process is rank 0's
+            report.tables.append(_table(plan, experiment, number * len(plan.kinds), results))
+    results.forget()
     return report
+
+
+def _table(plan: Plan, experiment: Experiment, number: int, results: resume.Kept) -> Table:
+    """An experiment on each build.
+
+    Args:
+        number: of its first measurement among those of the plan, which is the same on every rank.
+    """
+    found: dict[str, list[Row]] = {}
+    about: Row = {}
+    columns: list[Column] = []
+    failed: dict[str, str] = {}
+    for i, kind in enumerate(plan.kinds):
+        build = plan.build(experiment, kind)
+        heads = [build.release]
+        try:
+            about, *found[kind] = _rows(plan, experiment, build, number + i, results)
+            release, _, _ = str(about.get(experiment.project) or build.release).partition("+")
+            heads = [release, str(about.get("state", "")) if kind == "here" else "", *experiment.heads(about)]
+        except rows.WorkerError as error:
+            failed[kind] = _reason(str(error))
+            say(f"{experiment.name} on {build}: {failed[kind]}")
+        columns.append(Column(kind, [head for head in heads if head]))
+    lines = experiment.lines(found)
+    return Table(experiment.name, experiment.title, _about(plan, experiment, about), columns, lines, failed)
+
+
+def _rows(plan: Plan, experiment: Experiment, build: Build, number: int, results: resume.Kept) -> list[Row]:
+    """As `_measured`, or from a run that was stopped."""
+    asked = {"experiment": experiment.name, "ranks": plan.ranks, "backend": plan.backend, "told": dict(experiment.told)}
+    key = resume.key(build, asked)
+    if (found := results.find(key)) is not None:
+        say(f"{experiment.name} on {build}: measured already, by a run that did not come to its end")
+        return found
+    found = _measured(plan, experiment, build, number)
+    results.keep(key, found)
+    return found
 
 
 def missing(experiment: Experiment) -> list[str]:
@@ -172,32 +167,6 @@ def _measured(plan: Plan, experiment: Experiment, build: Build, number: int) -> 
     if not seen or (first and len(seen) - 1 != seen[0]["total"]):
         raise rows.WorkerError(f"gave {max(0, len(seen) - 1)} of {seen[0]['total'] if seen else 'its'} measurements")
     return seen
-
-
-def _keep(key: str, found: list[Row]) -> bool:
-    """Whether it could be kept: a cache that cannot be written is no reason to stop."""
-    try:
-        kept.keep(_KEPT, key, {"at": time.time(), "rows": found})
-        return True
-    except (OSError, OverlayError) as error:
-        say(f"what is found is not kept for the next run, should this one be stopped: {error}")
-        return False
-
-
-def _found(key: str) -> list[Row] | None:
-    found = kept.find(_KEPT, key)
-    if found is None or not 0 <= time.time() - found["at"] < FRESH:
-        return None
-    return list(found["rows"])
-
-
-def _key(plan: Plan, experiment: Experiment, build: Build) -> str:
-    """Of all that a result is made from: environments lie in folders that are named by their content."""
-    sources = kept.content_of(sorted(Path(__file__).parent.rglob("*.py")))
-    told = [plan.ranks, plan.backend, dict(experiment.told)]
-    return kept.key(
-        experiment.name, sources, str(build), build.interpreter, [str(folder) for folder in build.laid_over], told
-    )
 
 
 def _reason(error: str) -> str:

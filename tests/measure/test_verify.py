@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from overlay import cache, commands
-from overlay.measure import builds, rows, verify
+from overlay.measure import builds, resume, rows, verify
 from overlay.measure.builds import Build
 from overlay.measure.experiments import zero3
 from overlay.measure.experiments.experiment import Experiment, Row
@@ -227,7 +227,7 @@ def test_what_was_measured_of_something_else_is_not_taken(stub: Stub, other: str
 def test_what_other_code_measured_is_not_taken(stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = tmp_path / "code" / "experiments"
     code.mkdir(parents=True)
-    monkeypatch.setattr(verify, "__file__", str(code.parent / "verify.py"))
+    monkeypatch.setattr(resume, "__file__", str(code.parent / "verify.py"))
     (code / "one_worker.py").write_text("1", "utf-8")
     stub.stopped_at("patched")
     (code / "one_worker.py").write_text("2", "utf-8")
@@ -322,7 +322,7 @@ def test_a_release_that_is_not_delivered() -> None:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a stopped run has left in the user's cache is of no use here."""
-    monkeypatch.setattr(verify, "_KEPT", "verify-tests")
+    monkeypatch.setattr(resume, "KIND", "verify-tests")
 
 
 @pytest.mark.usefixtures("apart")

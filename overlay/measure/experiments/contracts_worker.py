@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from overlay.measure import rows
 from overlay.measure.experiments import loaded
+from overlay.measure.experiments.tiny import SIZES
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {}
 RIGHT: dict[str, str] = {}
@@ -27,14 +28,6 @@ RIGHT: dict[str, str] = {}
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 IDS = torch.arange(32).reshape(2, 16)
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 97,
-}
 
 
 def row(table: str, name: str, right: str | None = None) -> Callable[[Callable[[], str]], Callable[[], str]]:

@@ -40,18 +40,11 @@ from transformers import (
 
 from overlay.measure import group, rows
 from overlay.measure.experiments import loaded
+from overlay.measure.experiments.tiny import SIZES
 
 RELEASE = tuple(map(int, transformers.__version__.partition("+")[0].split(".")))
 STEPS = 2
 NON_REENTRANT = {"use_reentrant": False}
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 97,
-}
 KINDS = {(True,): "not checkpointed", (False, True): "reentrant", (True, True): "non-reentrant"}
 """By whether gradients were enabled in each forward of a layer: a reentrant checkpoint's first one is without."""
 
