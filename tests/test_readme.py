@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from textwrap import indent
 
 import pytest
 
-from overlay import commands, environments
+from overlay import commands, environments, processes
 from overlay.queue import lock, source
 from tests.variants import PATCHED, ROOT, installed, run_worker
 
@@ -184,8 +183,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
     clone = Clone(tmp_path_factory.mktemp("readme"))
     yield clone
     for process in clone.background:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        processes.kill_group(process)
 
 
 @pytest.mark.parametrize("command", list(dict.fromkeys([*COMMANDS, *LATER])))

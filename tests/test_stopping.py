@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.test_processes import alive
+from tests.test_processes import alive
 from tests.variants import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells by /proc which processes run")

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from overlay import environments
+from overlay import environments, processes
 from overlay.measure import builds, rows
 from overlay.measure.experiments.experiment import Experiment, Row
 from overlay.queue import lock, source
@@ -221,8 +220,6 @@ def run_group(command: Sequence[str], environment: dict[str, str], timeout: floa
                 process.wait(timeout)
         finally:
             code = process.poll()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            processes.kill_group(process)
         said.seek(0)
         return code, said.read()

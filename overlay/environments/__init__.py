@@ -211,9 +211,9 @@ def _run(what: str, command: Sequence[str], log: Path, lock: int) -> None:
     Raises:
         OverlayError: it did not succeed; says what pip said last, and where the rest is.
     """
-    import contextlib
-    import signal
     import subprocess
+
+    from overlay import processes
 
     try:
         with (
@@ -231,8 +231,7 @@ def _run(what: str, command: Sequence[str], log: Path, lock: int) -> None:
             try:
                 process.wait()
             finally:  # interrupted: `venv` and pip start others
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                processes.kill_group(process)
         if process.returncode == 0:
             return
         said = log.read_text("utf-8", "replace")

@@ -17,6 +17,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+from overlay import processes
 from overlay.errors import OverlayError
 from overlay.progress import say
 
@@ -96,9 +97,7 @@ def read(
             raise WorkerError(f"took more than {patience:.0f} s for one answer\n{_end(said)}") from None
         finally:
             code = process.poll()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            processes.kill_group(process)
         raise WorkerError(f"{'closed its channel' if code is None else how(code)} before it was done\n{_end(said)}")
 
 

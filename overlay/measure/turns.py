@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
+from overlay import processes
+
 T = TypeVar("T")
 REPLIES = "OVERLAY_TURNS_REPLIES"
 """The variable that tells a worker the descriptor to answer on."""
@@ -89,8 +91,7 @@ def turn(command: Sequence[str], environment: Mapping[str, str], timeout: float 
         try:
             yield Turn(process, process.stdin, replies, said, timeout)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            processes.kill_group(process)
             with contextlib.suppress(BrokenPipeError):  # a question that nobody has read
                 process.stdin.close()
 

@@ -5,13 +5,13 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay import processes
 from overlay.pull_request import own
 from overlay.queue.checkout import Checkout
 from overlay.queue.lock import Package
@@ -286,9 +286,7 @@ def _run(
         except subprocess.TimeoutExpired:
             code = _STOPPED
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            processes.kill_group(process)
         texts = []
         for file in (out, err):
             file.seek(0)

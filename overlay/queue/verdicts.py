@@ -4,10 +4,8 @@ Equal files are judged once, and what was found is kept in the user's cache by t
 judges.
 """
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from overlay import processes
 from overlay.progress import say
 from overlay.queue import git, judges, kept
 from overlay.queue.judges import RULES, Verdict
@@ -124,9 +123,7 @@ def _said(text: str) -> str:
             process.kill()
             said, _ = process.communicate()
         finally:  # none of its forks outlives it
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            processes.kill_group(process)
     return said[: said.rfind("\n") + 1]
 
 

@@ -7,7 +7,6 @@ import http.server
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay import environments
+from overlay import environments, processes
 
 Answer = tuple[int, Mapping[str, str], bytes]
 """Status, headers and body."""
@@ -51,9 +50,7 @@ def running(command: Sequence[object], port: int, log: Path) -> Iterator[str]:
             time.sleep(0.05)
         yield f"http://127.0.0.1:{port}"
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        processes.kill_group(process)
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ def make_checkout(folder: Path) -> Checkout:
     shutil.copytree(
         ROOT / "overlay" / "environments", package / "environments", ignore=shutil.ignore_patterns("__pycache__")
     )
-    for name in ("__init__.py", "errors.py", "atomic.py", "cache.py", "progress.py"):
+    for name in ("__init__.py", "errors.py", "atomic.py", "cache.py", "processes.py", "progress.py"):
         shutil.copy(ROOT / "overlay" / name, package / name)
     (package / "__main__.py").write_text(MAIN, "utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}

@@ -3,14 +3,13 @@
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from overlay import environments
+from overlay import environments, processes
 from tests.upstream.outcomes import Outcomes
 
 RECORDER = Path(__file__).with_name("recorder.py")
@@ -114,6 +113,4 @@ def _group(
         try:
             yield process
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            processes.kill_group(process)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.test_processes import alive
+from tests.test_processes import alive
 from tests.upstream import compare, comparison
 from tests.upstream.outcomes import Difference, Outcomes
 from tests.variants import ROOT, STOCK, installed

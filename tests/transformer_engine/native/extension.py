@@ -10,15 +10,13 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from overlay import cache
+from overlay import cache, processes
 from overlay.errors import OverlayError
 from overlay.progress import Progress, say
 
@@ -133,8 +131,10 @@ def _build(sdist: Path, interpreter: Path, compiler: str, home: Path, lock: int)
                 start_new_session=True,
                 pass_fds=(lock,),
             )
-            with _killed_at_the_end(process):
+            try:
                 _watch(process, log)
+            finally:
+                processes.kill_group(process)
         if process.returncode != 0 or not list(made.glob("*.whl")):
             raise OverlayError(f"{sdist.name} cannot be built: {_reason(log)}; all that was said is in {log}")
         shutil.rmtree(home, ignore_errors=True)  # whose wheel somebody has taken out
@@ -155,17 +155,6 @@ def _variables(interpreter: Path, compiler: str, jobs: str, scratch: Path) -> di
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(scratch),
     }
-
-
-@contextlib.contextmanager
-def _killed_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Nothing that the process started outlives the block, however it ends."""
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _watch(process: subprocess.Popen[bytes], log: Path) -> None:
