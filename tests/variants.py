@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from overlay import environments, processes
-from overlay.measure import builds, rows
+from overlay.measure import builds, owed, rows
 from overlay.measure.experiments.experiment import Experiment, Row
 from overlay.queue import lock, source
 
@@ -167,14 +167,14 @@ def experiment(
         told: what its worker is asked in the place of what `overlay verify` asks.
 
     Raises:
-        WorkerError: it failed, or took too long.
+        WorkerError: it failed, took too long, or its rows are not those that it owes.
     """
     laid_over = [installed(variant), *([environments.variant(*beside)] if beside else [])]
     interpreter = str(environments.python(f"{which.environment}-{torch}"))
     build = builds.Build(variant.kind, variant.release, interpreter, laid_over)
     variables = {**build.variables(0), "MODELING_OVERLAY": "strict"}  # without the overlay wheel it says nothing
     asked = {"ranks": ranks, "backend": "gloo", "name": "", **which.told, **told}
-    about, *found = rows.read([interpreter, "-P", str(which.worker)], variables, asked, timeout)
+    about, *found = owed.checked(rows.read([interpreter, "-P", str(which.worker)], variables, asked, timeout))
     return about, found
 
 

@@ -75,7 +75,7 @@ BEFORE, AFTER = [[True, True, []]], [[False, True, []]]
 def te_rows(*after: Any) -> list[dict[str, Any]]:
     names = ("leaf", "parameter", "detached leaf")
     return [
-        {"pipeline": "Identity", "input": name, "gradients": False, "before": BEFORE, "after": one}
+        {"pipeline": "Identity", "input": name, "way": te.NO_GRAD, "before": BEFORE, "after": one}
         for name, one in zip(names, after, strict=True)
     ]
 
@@ -89,7 +89,7 @@ def test_of_the_tensors_of_a_sort_the_worst_is_shown(wrong: int) -> None:
 
 def test_what_is_not_trained_and_what_has_gradients_enabled_is_not_judged() -> None:
     (row, *_) = te_rows(AFTER, BEFORE, BEFORE)
-    assert te.lines({"patched": [row | {"input": "plain leaf"}, row | {"gradients": True}]}) == []
+    assert te.lines({"patched": [row | {"input": "plain leaf"}, row | {"way": te.GRADIENTS}]}) == []
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_is_not_trained_and_what_has_gradients_enabled_is_not_judged() -> N
     ids=["right", "wrong", "an error"],
 )
 def test_a_recompute(found: dict[str, Any], text: str, right: bool) -> None:
-    row = {"pipeline": "Identity", "input": "leaf", "recompute": True, **found}
+    row = {"pipeline": "Identity", "input": "leaf", "way": te.CHECKPOINT, **found}
     assert (cell(te.lines({"patched": [row]})).text, cell(te.lines({"patched": [row]})).right) == (text, right)
 
 

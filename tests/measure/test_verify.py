@@ -36,9 +36,10 @@ with open(told["log"], "a") as log:
     log.write(kind + "\\n")
 if kind == told.get("fails"):
     sys.exit("there is \\x1b[31mno device")
-rows.put({"demo": "1.0+overlay.1", "state": "stock", "torch": "2.13.0+cpu", "total": told.get("total", 2), "of": kind})
-rows.put({"case": "a", "right": kind != told.get("wrong")})
-rows.put({"case": "b", "right": True})
+owed = [{"case": "a", "reentrant": True}, {"case": "b", "reentrant": True}]
+rows.put({"demo": "1.0+overlay.1", "state": "stock", "torch": "2.13.0+cpu", "owed": owed, "of": kind})
+for case in told.get("puts", "ab"):
+    rows.put({"case": case, "reentrant": True, "right": case != "a" or kind != told.get("wrong")})
 rows.done()
 """
 
@@ -141,15 +142,28 @@ def test_a_head_says_what_its_own_worker_had(stub: Stub) -> None:
     assert list(zero3.EXPERIMENT.heads({"deepspeed": "0.19.2+cpu"})) == ["DeepSpeed", "0.19.2"]
 
 
-def test_rows_that_are_left_out_are_noticed(stub: Stub) -> None:
-    report = stub.told(total=3).run()
-    assert report.off == [f"demo on {kind}: not measured: it gave 2 of 3 measurements" for kind in KINDS]
+@pytest.mark.parametrize(
+    ("puts", "why"),
+    [
+        ("aa", "it gave case a, reentrant true twice"),
+        ("aab", "it gave case a, reentrant true twice"),
+        ("abc", "it gave case c, reentrant true, which it does not owe"),
+        ("a", "it left out case b, reentrant true"),
+        ("", "it left out case a, reentrant true and 1 more"),
+    ],
+    ids=["one for another", "doubled", "unknown", "missing", "all missing"],
+)
+def test_a_row_that_is_doubled_unknown_or_missing_is_named(stub: Stub, puts: str, why: str) -> None:
+    """Also where no other column has it: one is measured."""
+    report = stub.having(kinds=("patched",)).told(puts=puts).run()
+    assert report.off == [f"demo on patched: not measured: {why}"]
+    assert report.tables[0].lines == []
 
 
 def test_a_worker_that_says_nothing_at_all(stub: Stub) -> None:
     (experiment,) = stub.plan.experiments
     experiment.worker.write_text("from overlay.measure import rows\nrows.told()\nrows.done()", "utf-8")
-    assert stub.run().off[0] == "demo on stock: not measured: it gave 0 of its measurements"
+    assert stub.run().off[0] == "demo on stock: not measured: it gave nothing"
 
 
 def test_without_patched_nothing_is_judged(stub: Stub) -> None:

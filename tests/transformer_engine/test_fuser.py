@@ -28,12 +28,8 @@ def results(kind: Any, release: str) -> Results:
     return found
 
 
-def calls(results: Results) -> Results:
-    return [result for result in results if "recompute" not in result]
-
-
 def recomputes(results: Results) -> Results:
-    return [result for result in results if "recompute" in result]
+    return [result for result in results if result["way"] == te.CHECKPOINT]
 
 
 @pytest.fixture(scope="module", params=DELIVERED)
@@ -61,11 +57,11 @@ def name(result: Row) -> tuple[str, str]:
 
 
 def without_gradients(results: Results) -> Results:
-    return [result for result in calls(results) if not result["gradients"]]
+    return [result for result in results if result["way"] == te.NO_GRAD]
 
 
 def with_gradients(results: Results) -> Results:
-    return [result for result in calls(results) if result["gradients"]]
+    return [result for result in results if result["way"] == te.GRADIENTS]
 
 
 def test_nothing_raises_under_no_grad(patched: Results) -> None:

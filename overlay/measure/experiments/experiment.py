@@ -23,7 +23,7 @@ class Experiment:
         name: as it is asked for.
         title: what the cells of its table say.
         worker: the program that runs in a build (`overlay.measure.rows`). Its first row says which versions it has and
-            how many rows follow; `state` there is what `loaded.state` says.
+            which rows follow (`overlay.measure.owed`); `state` there is what `loaded.state` says.
         project: of which there are several builds.
         needs: import packages that have to be there.
         ranks: whether it is one of a group of ranks, or of one process.

@@ -216,19 +216,23 @@ def measure(
     return {"error": relative_error(parameters, reference), "checkpointed": len(found) * world == 2 * len(expected)}
 
 
+def owed(world: int) -> list[dict[str, Any]]:
+    """What the rows of a group are of."""
+    return [{"case": case, "reentrant": reentrant, "ranks": world} for reentrant in (True, False) for case in CASES]
+
+
 def work(rank: int, world: int, put: Callable[[Any], None], backend: str) -> None:
     device = group.device(backend)
     mesh = init_device_mesh(device.type, (world,))
-    for reentrant in (True, False):
-        for name, case in CASES.items():
-            row: dict[str, Any] = {"case": name, "reentrant": reentrant, "ranks": world}
-            try:
-                row |= measure(case, reentrant, rank, world, mesh, device)
-            except Exception as error:
-                row |= {"error": "refused" if REFUSED in str(error) else type(error).__name__, "said": str(error)}
-                sys.stderr.write(f"{name}: {error}\n")
-                group.agreed(error)
-            put(row)
+    for row in owed(world):
+        case, reentrant = CASES[row["case"]], row["reentrant"]
+        try:
+            row |= measure(case, reentrant, rank, world, mesh, device)
+        except Exception as error:
+            row |= {"error": "refused" if REFUSED in str(error) else type(error).__name__, "said": str(error)}
+            sys.stderr.write(f"{row['case']}: {error}\n")
+            group.agreed(error)
+        put(row)
 
 
 def main() -> None:
@@ -240,7 +244,7 @@ def main() -> None:
             "transformers": transformers.__version__,
             "state": loaded.state("transformers"),
             "torch": torch.__version__,
-            "total": 2 * len(CASES) * len(worlds),
+            "owed": [row for world in worlds for row in owed(world)],
         }
     )
     task = functools.partial(work, backend=told["backend"])

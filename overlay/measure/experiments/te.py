@@ -15,19 +15,22 @@ INPUTS = {
 }
 """What the worker calls the tensors of the caller that are trained, and what the table calls them."""
 
+GRADIENTS, NO_GRAD, CHECKPOINT = "with gradients", "under no_grad", "in a reentrant checkpoint"
+"""How a pipeline is called."""
+
 
 def lines(rows: Mapping[str, Sequence[Row]]) -> list[Line]:
     """What was found, by the kind of build, as lines: of tensors that are trained, the worst of each sort."""
     cells: dict[str, dict[str, dict[str, Cell]]] = {}
     for kind, found in rows.items():
         for row in found:
-            if row["input"] not in INPUTS or row.get("gradients"):
+            if row["input"] not in INPUTS or row["way"] == GRADIENTS:
                 continue
-            if row.get("recompute"):
-                group, cell = "in a reentrant checkpoint, given {}: gradients", recomputed(row)
+            if row["way"] == CHECKPOINT:
+                what, cell = "gradients", recomputed(row)
             else:
-                group, cell = "under no_grad, given {}: its requires_grad", kept(row)
-            pipelines = cells.setdefault(group.format(INPUTS[row["input"]]), {})
+                what, cell = "its requires_grad", kept(row)
+            pipelines = cells.setdefault(f"{row['way']}, given {INPUTS[row['input']]}: {what}", {})
             by_kind = pipelines.setdefault(row["pipeline"], {})
             if kind not in by_kind or by_kind[kind].right:
                 by_kind[kind] = cell

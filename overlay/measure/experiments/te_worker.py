@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from overlay.measure import rows
 from overlay.measure.experiments import loaded
+from overlay.measure.experiments.te import CHECKPOINT, GRADIENTS, NO_GRAD
 from overlay.measure.te_stand_ins import EXTRA_INPUT, EXTRA_OUTPUT, IDENTITY, RESHAPE, SCALE, load_operations
 
 PIPELINES = {
@@ -111,8 +112,9 @@ def recompute(pipeline: list[Callable[[], nn.Module]], make: Callable[[], Tensor
 def main() -> None:
     rows.told()
     load_operations()
-    cases = [(pipeline, kind, gradients) for pipeline in PIPELINES for kind in INPUTS for gradients in (True, False)]
-    recomputes = [(pipeline, kind) for pipeline in PIPELINES for kind in TRAINED]
+    calls = [(pipeline, kind, way) for pipeline in PIPELINES for kind in INPUTS for way in (GRADIENTS, NO_GRAD)]
+    recomputes = [(pipeline, kind, CHECKPOINT) for pipeline in PIPELINES for kind in TRAINED]
+    owed = [{"pipeline": pipeline, "input": kind, "way": way} for pipeline, kind, way in calls + recomputes]
     try:
         version = importlib.metadata.version("transformer_engine")
     except importlib.metadata.PackageNotFoundError:  # a tree on the path
@@ -122,15 +124,15 @@ def main() -> None:
             "transformer_engine": version,
             "state": loaded.state("transformer_engine"),
             "torch": torch.__version__,
-            "total": len(cases) + len(recomputes),
+            "owed": owed,
         }
     )
-    for pipeline, kind, gradients in cases:
-        found = apply(PIPELINES[pipeline], INPUTS[kind], gradients)
-        rows.put({"pipeline": pipeline, "input": kind, "gradients": gradients, **found})
-    for pipeline, kind in recomputes:
-        found = recompute(PIPELINES[pipeline], INPUTS[kind])
-        rows.put({"pipeline": pipeline, "input": kind, "recompute": True, **found})
+    for row in owed:
+        pipeline, make = PIPELINES[row["pipeline"]], INPUTS[row["input"]]
+        found = (
+            recompute(pipeline, make) if row["way"] == CHECKPOINT else apply(pipeline, make, row["way"] == GRADIENTS)
+        )
+        rows.put(row | found)
     rows.done()
 
 

@@ -496,7 +496,7 @@ def work(rank: int, world: int, put: Callable[[Any], None], cases: Sequence[str]
             traceback.print_exc()
             group.agreed(error)
             observed = {"error": f"{type(error).__name__}: {error}"}
-        put({"case": name} | observed | {"said": [text for text in SAID if "DeepSpeed" in text]})
+        put({"case": name, "ranks": world} | observed | {"said": [text for text in SAID if "DeepSpeed" in text]})
 
 
 def main() -> None:
@@ -509,7 +509,7 @@ def main() -> None:
             "state": loaded.state("transformers"),
             "torch": torch.__version__,
             "deepspeed": deepspeed.__version__,
-            "total": len(told["cases"]) * len(told["ranks"]),
+            "owed": [{"case": case, "ranks": ranks} for ranks in told["ranks"] for case in told["cases"]],
         }
     )
     task = functools.partial(work, cases=told["cases"])
