@@ -230,16 +230,12 @@ def _of_file(path: Path) -> bytes:
 def _named(name: str, version: str | None) -> tuple[str, list[Release]]:
     """The SBOM of a release by its name: as it is installed, as a wheel in `dist/`, or in the overlay."""
     wanted = name if version is None else f"{name}=={version}"
-    distribution = next(iter(metadata.distributions(name=name)), None)  # the first on the path is the one in use
+    distribution = _distribution(name)
     found = None if distribution is None else distribution.version
     if distribution is not None and version in (None, found, _public(distribution.version)):
-        text = distribution.read_text(f"sboms/{FILE}")
-        if text is not None:
-            where = f"{distribution.locate_file('')}: {name} {found}"
-            return where, parse(text.encode(), where)
-        over = _in_overlay(name, found)
-        if over:
-            return over
+        installed = _installed(name, distribution)
+        if installed:
+            return installed
     wheels = _wheels(name, version)
     if len(wheels) > 1:
         listed = ", ".join(file.name for file in wheels)
@@ -256,6 +252,30 @@ def _named(name: str, version: str | None) -> tuple[str, list[Release]]:
         f"expected {wanted} from this project: installed for this Python, as a wheel in dist/, or in the overlay, "
         f"found {'none' if found is None else seen}: name the wheel, or use the Python that it is installed for"
     )
+
+
+def installed(name: str) -> Release | None:
+    """What an SBOM has of the release that is installed for this Python: by its wheel, or by the overlay.
+
+    Raises:
+        OverlayError: the SBOM is not one of this project.
+    """
+    distribution = _distribution(name)
+    found = None if distribution is None else _installed(name, distribution)
+    return found[1][0] if found else None
+
+
+def _distribution(name: str) -> metadata.Distribution | None:
+    """The first on the path, which is the one in use."""
+    return next(iter(metadata.distributions(name=name)), None)
+
+
+def _installed(name: str, distribution: metadata.Distribution) -> tuple[str, list[Release]] | None:
+    text = distribution.read_text(f"sboms/{FILE}")
+    if text is not None:
+        where = f"{distribution.locate_file('')}: {name} {distribution.version}"
+        return where, parse(text.encode(), where)
+    return _in_overlay(name, distribution.version)
 
 
 def _wheels(name: str, version: str | None) -> list[Path]:

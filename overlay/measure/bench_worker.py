@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from overlay.measure import blocks, model, ranks
+from overlay.measure.experiments import loaded
 from overlay.measure.settings import Settings
 from overlay.measure.step import Trial
 from overlay.measure.turns import serve
@@ -42,6 +43,8 @@ class Answers:
             free += torch.cuda.memory_reserved()  # what this process has by now is its own
         return {
             "transformers": transformers.__version__,
+            "state": loaded.state("transformers"),
+            "series": loaded.series("transformers"),
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
             "device memory": total,

@@ -142,12 +142,15 @@ class Mode(_Model):
 
 
 class Build(_Model):
-    """One build of transformers."""
+    """One build of transformers. `state`: what `overlay doctor` calls it, and `series`: the patches that it has; empty
+    where that is not known, as in cards that were made before it was kept."""
 
     kind: str
     release: str
     version: str
     modes: list[Mode]
+    state: str = ""
+    series: str = ""
 
     def mode(self, name: str) -> Mode | None:
         """What was measured of a mode; None where it was not."""
@@ -156,7 +159,12 @@ class Build(_Model):
     @property
     def name(self) -> str:
         """As a table has it."""
-        return f"{self.kind} {self.release or self.version}"
+        return f"{self.kind} {self.release or self.found}"
+
+    @property
+    def found(self) -> str:
+        """The version, and of what is `here` whether it is stock, patched or overlaid."""
+        return f"{self.version} ({self.state})" if self.kind == "here" and self.state else self.version
 
 
 class Budget(_Model):

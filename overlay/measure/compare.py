@@ -88,8 +88,8 @@ def _differences(before: Card, after: Card) -> Iterator[str]:
             yield f"{what}: {one} and {other}"
     for build in before.builds:
         for second in after.builds:
-            if build.kind == second.kind and build.version != second.version:
-                yield f"{build.kind}: transformers {build.version} and {second.version}"
+            if build.kind == second.kind and build.found != second.found:
+                yield f"{build.kind}: transformers {build.found} and {second.found}"
 
 
 def _changes(before: Card, after: Card) -> Iterator[Change]:

@@ -57,9 +57,17 @@ def document(card: Card, picture: str | None) -> str:
     if picture:
         lines += [f"![memory over the step, and time and memory, per mode]({picture})", ""]
     lines += [f"Made by `{card.command}`", f"on {card.made[:10]}: torch {card.machine.torch}, {_machine(card)}.", ""]
+    lines += [line for build in card.builds if build.kind == "here" for line in (f"What is here: {here(build)}.", "")]
     lines += ["## Where memory goes", "", *_where(card), "## Modes", "", *_modes(card)]
     lines += ["## Parity", "", *_parity(card), "## Granularity", "", *_granularity(card), *_choices(card)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def here(build: Build) -> str:
+    """Which build it is that was found, not made."""
+    if not build.state:
+        return f"transformers {build.version}; whether stock, patched or overlaid is not known"
+    return f"transformers {build.found}" + (f": the patches of {build.series}" if build.series else "")
 
 
 def _machine(card: Card) -> str:

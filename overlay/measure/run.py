@@ -15,7 +15,7 @@ from typing import Any
 from overlay.errors import OverlayError
 from overlay.measure import card, judge
 from overlay.measure.builds import Build
-from overlay.measure.markdown import size
+from overlay.measure.markdown import here, size
 from overlay.measure.settings import Settings, name_of
 from overlay.measure.turns import Turn, TurnError, rounds, turn
 from overlay.progress import say
@@ -171,6 +171,8 @@ def measure(plan: Plan) -> card.Card:
     """
     with _workers(plan) as workers:
         about = {kind: _about(worker) for kind, worker in workers.items()}
+        if "here" in about:
+            say(f"what is here: {here(_build(workers['here'], about['here'], []))}")
         judged = plan.judged.kind
         columns = [Column(worker, mode) for worker in workers.values() for mode in plan.modes]
         longest = int(about[judged]["longest"])
@@ -291,12 +293,7 @@ def _card(
     }
     choices = [_mode(column, bases[judged], settings, about[judged]) for column in others]
     builds = [
-        card.Build(
-            kind=kind,
-            release=worker.build.release,
-            version=about[kind]["transformers"],
-            modes=[_judged(mode, made[kind]) for mode in made[kind]],
-        )
+        _build(worker, about[kind], [_judged(mode, made[kind]) for mode in made[kind]])
         for kind, worker in workers.items()
     ]
     ours = next(one for one in builds if one.kind == judged)
@@ -336,6 +333,13 @@ def _card(
         else card.Budget(bytes=plan.budget, best=None if best is None else best.mode),
         passed=not wrong,
         off=wrong,
+    )
+
+
+def _build(worker: Worker, about: Mapping[str, Any], modes: list[card.Mode]) -> card.Build:
+    found = {name: about[name] for name in ("state", "series")}
+    return card.Build(
+        kind=worker.build.kind, release=worker.build.release, version=about["transformers"], modes=modes, **found
     )
 
 

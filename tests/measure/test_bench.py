@@ -15,7 +15,7 @@ import pytest
 from overlay import environments
 from overlay.measure import card
 from overlay.measure.presets import MODELS
-from tests.variants import LATEST, PATCHED, ROOT, Variant, installed
+from tests.variants import LATEST, PATCHED, ROOT, STOCK, Variant, installed, overlay_wheel
 
 CARDS = tuple(str(ROOT / "docs" / "cards" / f"{model}.json") for model in ("llama", "t5"))
 MODELS_FILE = Path(__file__).with_name("models_worker.py")
@@ -229,21 +229,42 @@ def test_a_mode_that_breaks_the_gpu_of_its_process_leaves_the_others(tmp_path: P
     assert "- reentrant: failed: RuntimeError: CUDA error: device-side assert triggered" in done.stdout
 
 
-def test_here(tmp_path: Path) -> None:
-    """By the Python that trains, which need not have matplotlib."""
-    python = environments.python("train-2.13")
-    folder = installed(Variant(PATCHED[1].kind, PATCHED[1].release, by="wheel"))
-    variables = VARIABLES | {"PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT)))}
-    command = [str(python), *COMMAND[1:], "llama", *TINY, "--here", "--modes", "off", "--segments", "0"]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+def here(folder: Path, build: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """By the Python that trains, which need not have matplotlib; with the overlay wheel, or its files alone."""
+    path = os.pathsep.join(map(str, (build, environments.variant(overlay_wheel()), ROOT)))
+    command = [str(environments.python("train-2.13")), *COMMAND[1:], "llama", *TINY, "--here", "--modes", "off"]
+    command += ["--segments", "0", *words]
+    environment = VARIABLES | {"PYTHONPATH": path} | variables
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_here_without_what_draws(tmp_path: Path) -> None:
+    done = here(tmp_path, installed(STOCK[1]))
     assert done.returncode == 1
     assert "expected the library matplotlib" in done.stderr
     assert "pip install --editable '.[bench]'" in done.stderr
-    command.append("--no-picture")
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("variant", "state", "series"),
+    [
+        (STOCK[1], "stock", ""),
+        (Variant("patched", PATCHED[1].release, by="wheel"), "patched wheel", "transformers-5.2-5.22"),
+        (Variant("patched", PATCHED[1].release, by="overlay"), "overlaid", "transformers-5.2-5.22"),
+    ],
+    ids=["stock", "wheel", "overlay"],
+)
+def test_here_says_which_build_it_is(tmp_path: Path, variant: Variant, state: str, series: str) -> None:
+    done = here(tmp_path, installed(variant), "--no-picture")
     assert done.returncode == 0, done.stderr
     [build] = card.read(tmp_path / "llama.json").builds
-    assert build.version.startswith(f"{PATCHED[1].release}+overlay.")
+    assert (build.kind, build.state, build.series) == ("here", state, series)
+    assert build.version.startswith(f"{variant.release}{variant.label}")
+    assert f"\nnothing to judge: here {build.version} ({state}), off alone\n" in done.stdout
+    of = f": the patches of {series}" if series else ""
+    said = f"transformers {build.version} ({state}){of}"
+    assert f"overlay: what is here: {said}\n" in done.stderr
+    assert f"\nWhat is here: {said}.\n" in (tmp_path / "llama.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

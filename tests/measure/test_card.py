@@ -2,6 +2,7 @@
 
 import json
 import math
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 
@@ -84,6 +85,51 @@ def test_the_page_says_what_is_measured() -> None:
     ):
         assert part in page
     assert "**pass: patched 5.22.2**" in markdown.document(GOOD, None)
+
+
+def here(state: str, series: str = "", version: str = "5.14.1") -> card.Card:
+    """A card of `--here`."""
+    build = card.Build(kind="here", release="", version=version, modes=GOOD.ours.modes, state=state, series=series)
+    return made(*GOOD.ours.modes, judged="here", builds=[build])
+
+
+@pytest.mark.parametrize(
+    ("one", "name", "said"),
+    [
+        (
+            here("patched wheel", "transformers-5.2-5.22", "5.14.1+overlay.3"),
+            "here 5.14.1+overlay.3 (patched wheel)",
+            "What is here: transformers 5.14.1+overlay.3 (patched wheel): the patches of transformers-5.2-5.22.",
+        ),
+        (
+            here("overlaid", "transformers-5.2-5.22"),
+            "here 5.14.1 (overlaid)",
+            "What is here: transformers 5.14.1 (overlaid): the patches of transformers-5.2-5.22.",
+        ),
+        (here("stock"), "here 5.14.1 (stock)", "What is here: transformers 5.14.1 (stock)."),
+        (
+            here(""),
+            "here 5.14.1",
+            "What is here: transformers 5.14.1; whether stock, patched or overlaid is not known.",
+        ),
+    ],
+    ids=["patched", "overlaid", "stock", "not known"],
+)
+def test_of_what_is_here_the_page_says_which_build_it_is(one: card.Card, name: str, said: str) -> None:
+    page = markdown.document(one, None)
+    assert f"\n{said}\n" in page
+    assert markdown.verdict(one) == f"pass: {name}"
+    assert f"| {name}, non-reentrant | 60.0 MiB |" in page
+    assert card.Card.model_validate_json(card.write(one)) == one
+    assert "What is here" not in markdown.document(GOOD, None)
+
+
+def test_a_card_from_before_builds_said_what_they_are_is_one() -> None:
+    builds = [
+        {key: value for key, value in build.items() if key not in ("state", "series")} for build in DUMPED["builds"]
+    ]
+    assert card.Card.model_validate_json(json.dumps(DUMPED | {"builds": builds})) == GOOD
+    assert import_module("jsonschema").validate(DUMPED | {"builds": builds}, json.loads(card.schema())) is None
 
 
 def test_blocks_that_do_not_run_are_told() -> None:

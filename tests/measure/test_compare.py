@@ -80,3 +80,16 @@ def test_a_larger_model_is_no_worse_one() -> None:
     larger = made(mode("off", peak=200), mode("reentrant", peak=120, slowdown=1.5))
     larger = larger.model_copy(update={"settings": replace(BEFORE.settings, layers=8)})
     assert words(larger) == {"peak memory": "other", "slowdown": "worse"}
+
+
+def test_what_is_here_may_be_another_build_of_the_same_version() -> None:
+    stock, overlaid = (
+        made(
+            *BEFORE.ours.modes,
+            judged="here",
+            builds=[card.Build(kind="here", release="", version="5.14.1", modes=BEFORE.ours.modes, state=state)],
+        )
+        for state in ("stock", "overlaid")
+    )
+    assert compare(stock, overlaid).differences == ["here: transformers 5.14.1 (stock) and 5.14.1 (overlaid)"]
+    assert compare(stock, stock).differences == []

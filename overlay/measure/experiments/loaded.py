@@ -1,6 +1,8 @@
-"""What a worker has loaded, for its first row. Standard library only."""
+"""What a worker has loaded, for the first that it says. Standard library only."""
 
-from overlay import packages
+import contextlib
+
+from overlay import explain, packages
 from overlay.errors import OverlayError
 
 
@@ -11,3 +13,14 @@ def state(project: str) -> str:
         return next(one.state for one in packages.status() if one.project == project)
     except OverlayError:
         return ""
+
+
+def series(project: str) -> str:
+    """The series of patches that a project has in this process, by its wheel or by the overlay; empty where it has none
+    whole, or no SBOM of it is there."""
+    with contextlib.suppress(OverlayError):
+        release = explain.installed(project)
+        applied = {False: "patched wheel", True: "overlaid"}
+        if release is not None and applied[release.laid_over] == state(project):
+            return release.series
+    return ""
