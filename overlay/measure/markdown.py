@@ -102,7 +102,8 @@ def _where(card: Card) -> Iterator[str]:
         "activations and temporaries": memory.activations,
         "buffers and inputs": memory.buffers + memory.inputs,
     }
-    yield f"Without checkpointing, at the peak ({card.ours.name}); all gradients together are {size(memory.gradients)}:"
+    whole = size(memory.gradients)
+    yield f"Without checkpointing, at the peak of {card.ours.name}; all gradients together are {whole}:"
     yield ""
     yield from _table(
         ["", "bytes", "share"], [[what, size(part), f"{part / memory.peak:.0%}"] for what, part in parts.items()]

@@ -25,6 +25,12 @@ LETTERS, SMALL = 10.0, 9.0
 COLUMNS = 56
 """Characters in a line of the heading."""
 
+TITLE = 44
+"""Characters in a line above an axis that is as wide as the picture."""
+
+LABEL = 24
+"""Characters of a name in the legend, where two are beside each other."""
+
 ROOM = 1.4
 """The range of an axis, of the largest value on it: beyond it are the legend and figures."""
 
@@ -84,7 +90,7 @@ def _number(value: float) -> str:
 
 def _curves(axes: Any, card: Card, unit: str, scale: float) -> None:
     modes = [(mode, mode.memory) for mode in card.ours.modes if mode.memory is not None]
-    axes.set_title(f"Memory over a step, {card.ours.name}", fontsize=LETTERS)
+    axes.set_title(textwrap.fill(f"Memory over a step, {card.ours.name}", TITLE), fontsize=LETTERS)
     if not modes:
         axes.text(0.5, 0.5, "no mode ran", ha="center", va="center", transform=axes.transAxes)
         axes.set_axis_off()
@@ -223,4 +229,5 @@ def _legend(figure: Any, card: Card) -> None:
         handles.append(Line2D([], [], color=GOOD, label="accepted: left of it", **line))
     if card.budget is not None:
         handles.append(Line2D([], [], color=BAD, label=f"budget: {size(card.budget.bytes)}", **line))
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=SMALL, frameon=False)
+    columns = 2 if all(len(str(handle.get_label())) <= LABEL for handle in handles) else 1
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=SMALL, frameon=False)

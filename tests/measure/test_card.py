@@ -185,6 +185,18 @@ def test_the_picture(one: card.Card) -> None:
         assert image.size[1] < 2 * 765
 
 
+@pytest.mark.parametrize(
+    "one",
+    [GOOD, BAD, here("patched wheel", version="5.14.1+overlay.13")],
+    ids=["good", "bad", "here, with a long name"],
+)
+def test_nothing_in_the_picture_goes_over_its_edge(one: card.Card) -> None:
+    with Image.open(BytesIO(picture.png(one))) as image:
+        width, height = image.size
+        for edge in ((0, 0, 4, height), (width - 4, 0, width, height), (0, height - 4, width, height)):
+            assert image.convert("L").crop(edge).getextrema() == (255, 255), edge
+
+
 def test_the_picture_can_be_read_on_a_telephone() -> None:
     """Its smallest letters, at the 343 pixels that a page leaves of 375, in pixels: 10 is what captions have."""
     assert 343 / picture.INCHES * picture.SMALL / 72 >= 9
