@@ -173,7 +173,7 @@ def experiment(
     interpreter = str(environments.python(f"{which.environment}-{torch}"))
     build = builds.Build(variant.kind, variant.release, interpreter, laid_over)
     variables = {**build.variables(0), "MODELING_OVERLAY": "strict"}  # without the overlay wheel it says nothing
-    asked = {"ranks": ranks, "backend": "gloo", "name": "", **which.told, **told}
+    asked = {"ranks": ranks, "backend": "gloo", "name": "", "meeting": 60, **which.told, **told}
     about, *found = owed.checked(rows.read([interpreter, "-P", str(which.worker)], variables, asked, timeout))
     return about, found
 

@@ -16,6 +16,16 @@ from overlay.measure.builds import KINDS
 from overlay.measure.settings import MODES, SEGMENTATION, SMALL, Settings, name_of
 from overlay.terminal import width, wrapped
 
+_SIZES = {
+    "layers": "blocks (default: 4)",
+    "hidden": "of a token between blocks (default: 128)",
+    "heads": "of attention",
+    "intermediate": "of a token within an MLP",
+    "vocab": "tokens that there are (default: 1024)",
+    "experts": "of each layer, in a mixture of them",
+}
+"""Options that set a size of the model, and of what it is."""
+
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -27,10 +37,10 @@ def add(verbs: Verbs) -> None:
         "measure what checkpointing saves and costs: memory, time, parity and granularity, as a run card",
         checkout(),
         more="A model without checkpointing and with each kind of it, on the stock, the patched and "
-        "the latest build of transformers, in turn. Exits 1 where the patched build is not as teams accept it: memory "
-        "down by at least 30 %, at most 40 % slower, parity within 1e-4, whole blocks. `overlay bench compare A.json "
-        "B.json` compares two cards, and exits 1 where something got worse; `overlay bench draw A.json` makes the "
-        "Markdown and the PNG of a card again.",
+        "the latest build of transformers, in turn. Exits 1 where the patched build (or what is here) is not as teams "
+        "accept it: memory down by at least 30 %, at most 40 % slower, parity within 1e-4, whole blocks. `overlay "
+        "bench compare A.json B.json` compares two cards, and exits 1 where something got worse; `overlay bench draw "
+        "A.json` makes the Markdown and the PNG of a card again.",
         page="docs/bench.md",
     )
     parser.set_defaults(extra="bench")
@@ -41,36 +51,67 @@ def add(verbs: Verbs) -> None:
         help=f"a model_type of transformers, CONFIG.json, FILE.py:FUNCTION, {SEGMENTATION}, "
         "or: compare A.json B.json, or: draw A.json",
     )
-    sizes = parser.add_argument_group("the model and its batch")
-    for name in ("layers", "hidden", "heads", "intermediate", "vocab", "experts"):
-        sizes.add_argument(f"--{name}", type=_positive, metavar="N")
-    sizes.add_argument("--seq", type=_positive, metavar="N", help="tokens a sample")
-    sizes.add_argument("--image", type=_positive, metavar="N", help="pixels of a side, where it takes images")
-    sizes.add_argument("--batch", type=_batch, metavar="N", help="samples, or auto: what fills --budget or the GPU")
-    sizes.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
-    sizes.add_argument("--optimizer", choices=("adamw", "adafactor", "sgd"))
-    sizes.add_argument("--seed", type=int, metavar="N")
+    sizes = parser.add_argument_group(
+        "the model and its batch",
+        "The defaults hold for a model_type; a CONFIG.json and a --preset have sizes of their own.",
+    )
+    for name, what in _SIZES.items():
+        sizes.add_argument(f"--{name}", type=_positive, metavar="N", help=what)
+    sizes.add_argument("--seq", type=_positive, metavar="N", help="tokens a sample (default: 256)")
+    sizes.add_argument("--image", type=_positive, metavar="N", help="pixels of a side, of images (default: 224)")
+    sizes.add_argument(
+        "--batch", type=_batch, metavar="N", help="samples (default: 4), or auto: what fills --budget or the GPU"
+    )
+    sizes.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="of the parameters (default: float32)"
+    )
+    sizes.add_argument("--optimizer", choices=("adamw", "adafactor", "sgd"), help="default: adamw")
+    sizes.add_argument("--seed", type=int, metavar="N", help="of weights and batches (default: 0)")
     ways = parser.add_argument_group("how it is trained")
-    ways.add_argument("--device", choices=("cpu", "cuda"))
-    ways.add_argument("--modes", type=_modes, default=MODES, metavar="M,M", help=f"of {','.join(MODES)} (default: all)")
+    ways.add_argument("--device", choices=("cpu", "cuda"), help="default: cpu")
+    ways.add_argument(
+        "--modes", type=_modes, default=MODES, metavar="M,M", help=f"compared, of {','.join(MODES)} (default: all)"
+    )
     ways.add_argument("--compile", action="store_true", default=None, help="with torch.compile; takes minutes")
     spread = ways.add_mutually_exclusive_group()
     spread.add_argument("--fsdp", type=_several, metavar="N", help="fully_shard (FSDP2) over N ranks on this machine")
-    spread.add_argument("--ddp", type=_several, metavar="N", help="DistributedDataParallel over N ranks")
-    ways.add_argument("--autocast", nargs="?", const="bfloat16", choices=("bfloat16", "float16"))
-    ways.add_argument("--accumulate", type=_positive, metavar="K", help="micro-batches a step")
-    ways.add_argument("--segments", type=_numbers, metavar="K,K", help="blocks in a segment (default: 2,3,4; 0: none)")
+    spread.add_argument("--ddp", type=_several, metavar="N", help="DDP over N ranks on this machine")
+    ways.add_argument(
+        "--autocast",
+        nargs="?",
+        const="bfloat16",
+        choices=("bfloat16", "float16"),
+        help="under torch.autocast, in bfloat16 where no dtype is named",
+    )
+    ways.add_argument("--accumulate", type=_positive, metavar="K", help="micro-batches a step (default: 1)")
+    ways.add_argument(
+        "--segments", type=_numbers, metavar="K,K", help="blocks to group into a checkpoint (default: 2,3,4; 0: none)"
+    )
     ways.add_argument("--budget", type=_bytes, metavar="SIZE", help="12GiB: say which way is the fastest within it")
     run = parser.add_argument_group("the run")
     run.add_argument("--preset", choices=("cpu", "gpu"), help="sizes for five models; without MODEL: all five")
-    run.add_argument("--here", action="store_true", help="measure what this Python has, and nothing else")
     run.add_argument(
-        "--builds", type=some_of(KINDS), default=None, metavar="B,B", help="of stock,patched,latest (default: all)"
+        "--here",
+        action="store_true",
+        help="measure what this Python has, in one column, and say whether that is stock, patched or overlaid",
     )
-    run.add_argument("--release", metavar="VERSION", help="which one is stock and patched (default: the last but one)")
-    run.add_argument("--torch", choices=("2.11", "2.13", "2.14"), help="the environment (2.13; on a GPU 2.14)")
+    run.add_argument(
+        "--builds",
+        type=some_of(KINDS),
+        default=None,
+        metavar="B,B",
+        help="the columns, of stock,patched,latest (default: all)",
+    )
+    run.add_argument(
+        "--release",
+        metavar="VERSION",
+        help="of transformers, which is stock and patched (default: the last but one that is delivered)",
+    )
+    run.add_argument(
+        "--torch", choices=("2.11", "2.13", "2.14"), help="of the environments (default: 2.13; on a GPU 2.14)"
+    )
     run.add_argument("--threads", type=_positive, metavar="N", help="of a process on the CPU (default: 1)")
-    run.add_argument("--rounds", type=_positive, default=7, metavar="N", help="of timing (7)")
+    run.add_argument("--rounds", type=_positive, default=7, metavar="N", help="of timing (default: 7)")
     run.add_argument("--out", type=Path, metavar="DIR", help="where the card goes (default: the current folder)")
     run.add_argument("--name", metavar="NAME", help="of the card's files (default: that of the model)")
     run.add_argument("--no-picture", dest="picture", action="store_false", help="no PNG, which needs matplotlib")

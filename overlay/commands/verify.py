@@ -32,9 +32,9 @@ def add(verbs: Verbs) -> None:
         "verify",
         "show the faults and that they are mended: each experiment on stock, patched and the latest upstream",
         checkout(),
-        more="The environments are made on first use, and kept in the cache. Exits 1 where the patched build is not as "
-        "it should be, or where something could not be measured. A run that was stopped goes on from where it was. "
-        "Under torchrun the ranks are its own, on several hosts too.",
+        more="The environments are made on first use, and kept in the cache. Exits 1 where the patched build (or what "
+        "is here) is not as it should be, or where something could not be measured. A run that was stopped goes on "
+        "from where it was. Under torchrun the ranks are its own, on several hosts too.",
         page="docs/verify.md",
     )
     parser.set_defaults(extra="queue")
@@ -46,21 +46,27 @@ def add(verbs: Verbs) -> None:
         help="fsdp2: gradients of sharded models; te: TransformerEngine's operations; zero3: PEFT with DeepSpeed; "
         "contracts: what third-party code relies on (default: all)",
     )
-    parser.add_argument("--ranks", type=_ranks, metavar="N", help="that train together on this machine (default: 2)")
-    parser.add_argument("--backend", choices=("gloo", "nccl"), help="nccl takes a GPU for each rank (default: gloo)")
+    parser.add_argument("--ranks", type=_ranks, metavar="N", help="ranks that train together here (default: 2)")
+    parser.add_argument(
+        "--backend", choices=("gloo", "nccl"), help="of the ranks; nccl takes a GPU for each (default: gloo)"
+    )
     parser.add_argument(
         "--against", type=some_of(KINDS), metavar="B,B", help="the columns, of stock,patched,latest (default: all)"
     )
-    parser.add_argument("--here", action="store_true", help="what this Python has, and nothing else: one column")
+    parser.add_argument(
+        "--here",
+        action="store_true",
+        help="run what this Python has, in one column, and say whether that is stock, patched or overlaid",
+    )
     parser.add_argument(
         "--release",
         action="append",
         default=[],
         metavar="VERSION",
-        help="which one is stock and patched, of transformers or TransformerEngine (default: the first in the lock)",
+        help="of transformers or TransformerEngine, which is stock and patched (default: the first in the lock)",
     )
-    parser.add_argument("--torch", choices=("2.11", "2.13", "2.14"), help="of the environment (default: 2.13)")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--torch", choices=("2.11", "2.13", "2.14"), help="of the environments (default: 2.13)")
+    parser.add_argument("--json", action="store_true", help="one document, for a program")
     parser.set_defaults(command=_run, parser=parser)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import ipaddress
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -29,15 +30,17 @@ Where one of its cases ends in an error, it calls `agreed` before it goes on.
 COLLECTIVE = timedelta(seconds=60)
 """How long a rank waits for another within the work."""
 
-MEETING = timedelta(hours=1)
-"""How long the ranks of several hosts wait for each other before it: one of them may have an environment to make."""
-
 _HEARTBEAT = 20.0
 """Seconds; far less than a reader of rows waits."""
 
 
 def train(
-    worlds: Sequence[int], task: Task, tell: Callable[[Any], None] | None = None, backend: str = "gloo", name: str = ""
+    worlds: Sequence[int],
+    task: Task,
+    tell: Callable[[Any], None] | None = None,
+    backend: str = "gloo",
+    name: str = "",
+    meeting: float = 300,
 ) -> list[Any]:
     """What groups of ranks find with `task`, one group after the other; with a launcher, what this rank finds.
 
@@ -46,6 +49,8 @@ def train(
         tell: is told each row as it comes.
         backend: `gloo`, on the CPU, or `nccl`, with a GPU for each rank.
         name: that no other group has which the same `torchrun` starts; later ones sort behind it.
+        meeting: seconds that the ranks of `torchrun` wait for each other before the work. Where one does not come, who
+            reads the rows is told (`rows.lost`), and ends this process.
 
     Raises:
         SystemExit: a rank ended with an error, or there is no GPU for each; says so.
@@ -62,7 +67,7 @@ def train(
     if backend == "nccl":
         _expect_gpus(max(worlds) if place is None else place.local_rank + 1)
     if place is not None:
-        _launched(place, task, put, backend, name)
+        _launched(place, task, put, backend, name, meeting)
         return found
     meet_on_this_machine()
     for world in worlds:
@@ -166,7 +171,8 @@ def agreed(error: Exception) -> None:
     try:
         dist.barrier()
     except RuntimeError:
-        sys.exit(f"another rank has ended, or hangs: {error}")
+        said = re.sub(r"\[\S+:\d+\] ", "", str(error))  # where that is in the sources of gloo
+        sys.exit(f"another rank has ended, or hangs: {said}")
 
 
 def _started(rank: int, world: int, folder: Path, task: Task, backend: str, parent: int, finds: Any) -> None:
@@ -206,13 +212,16 @@ def _nowhere(row: Any) -> None:
     pass
 
 
-def _launched(place: launch.Place, task: Task, put: Callable[[Any], None], backend: str, name: str) -> None:
+def _launched(
+    place: launch.Place, task: Task, put: Callable[[Any], None], backend: str, name: str, meeting: float
+) -> None:
     torch.set_num_threads(1)
-    waiting = ["for the other ranks"]
-    with _alive(place, waiting):
-        store = _meet(place, name, waiting)
+    missing = [f"rank 0, at {os.environ['MASTER_ADDR']}," if place.rank else "the other ranks"]
+    with _alive(place, missing, meeting):
+        store = _meet(place, name, missing, timedelta(seconds=meeting))
         if backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ:
             _choose_interface(place, store)
+    rows.met()
     dist.init_process_group(
         backend,
         store=store,
@@ -230,14 +239,23 @@ def _launched(place: launch.Place, task: Task, put: Callable[[Any], None], backe
 
 
 @contextlib.contextmanager
-def _alive(place: launch.Place, waiting: Sequence[str]) -> Iterator[None]:
-    """Who reads the rows is told that this rank waits, and, of rank 0, for whom, which `waiting` says."""
+def _alive(place: launch.Place, missing: Sequence[str], meeting: float) -> Iterator[None]:
+    """Who reads the rows is told that this rank waits, and, of rank 0, for whom; after `meeting` seconds, that these
+    are lost. That is not left to who waits: it may hang in a connection to a host that is gone.
+
+    Args:
+        missing: who has not come so far.
+    """
     over = threading.Event()
+    deadline = time.monotonic() + meeting
+    limit = f"{meeting / 60:.0f} min" if meeting >= 60 else f"{meeting:.0f} s"
 
     def tell() -> None:
-        while not over.wait(_HEARTBEAT):
-            limit = f"at most {MEETING.total_seconds() / 60:.0f} min; Ctrl-C ends it"
-            rows.alive("" if place.rank else f"waiting {waiting[0]} ({limit})")
+        while not over.wait(max(0.0, min(_HEARTBEAT, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                rows.lost(f"{missing[0]} did not come within {limit}: ended, or cannot be reached")
+                return
+            rows.alive("" if place.rank else f"waiting for {missing[0]} (at most {limit}; Ctrl-C ends it)")
 
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()
@@ -248,36 +266,31 @@ def _alive(place: launch.Place, waiting: Sequence[str]) -> Iterator[None]:
         thread.join()
 
 
-def _meet(place: launch.Place, name: str, waiting: list[str]) -> dist.Store:
+def _meet(place: launch.Place, name: str, missing: list[str], meeting: timedelta) -> dist.Store:
     """A store that all ranks have, under a name of its own: one launch runs several groups, one after the other.
 
     Args:
-        waiting: gets what this rank waits for.
+        missing: gets who has not come so far.
 
     Raises:
         SystemExit: a rank has gone on to a later group, for this one failed there.
     """
-    deadline = time.monotonic() + MEETING.total_seconds()
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store outlives the processes of the one before
     while True:
         try:
-            shared, _, _ = next(dist.rendezvous("env://", timeout=MEETING))
+            shared, _, _ = next(dist.rendezvous("env://", timeout=meeting))
             store = dist.PrefixStore(f"overlay/{attempt}", shared)
             own = dist.PrefixStore(name, store)
             store.set(f"at/{place.rank}", name)
             own.set(f"here/{place.rank}", "")
-            while missing := [rank for rank in range(place.world) if not own.check([f"here/{rank}"])]:
-                waiting[:] = [f"for rank {missing[0]}"]
-                for rank in missing:
+            while absent := [rank for rank in range(place.world) if not own.check([f"here/{rank}"])]:
+                missing[:] = [f"rank {absent[0]}"]
+                for rank in absent:
                     if store.check([f"at/{rank}"]) and (at := store.get(f"at/{rank}").decode()) > name:
                         sys.exit(f"rank {rank} could not take part, and is at {at} by now: see what it said")
-                if time.monotonic() > deadline:
-                    sys.exit(f"rank {missing[0]} did not come within {MEETING.total_seconds():.0f} s")
                 time.sleep(0.1)
             return own
         except (dist.DistError, ConnectionError):  # the store of the group before, whose rank 0 was about to end
-            if time.monotonic() > deadline:
-                raise
             time.sleep(0.5)
 
 

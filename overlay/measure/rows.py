@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from overlay import processes
@@ -32,25 +32,39 @@ _LAST_WORDS = 5.0
 
 _PR_SET_PDEATHSIG = 1
 
-_ALIVE, _REFUSAL = b"~", b"!"
-"""What a line that is no row begins with; a reason, as JSON, is behind it."""
+_ALIVE, _REFUSAL, _LOSS, _MET = b"~", b"!", b"?", b"="
+"""What a line that is no row begins with; a reason, as JSON, is behind it, but for the last."""
 
 
 class WorkerError(Exception):
     """A worker ended before it was done, or took too long: the first line says which, the last what it said last."""
 
 
+class LostError(WorkerError):
+    """Others that a worker needs are gone, and none that comes after it will meet them either; says who and why."""
+
+
+def _nothing() -> None:
+    pass
+
+
 def read(
-    command: Sequence[str], environment: Mapping[str, str], told: Any, patience: float
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    told: Any,
+    patience: float,
+    met: Callable[[], None] = _nothing,
 ) -> Generator[Any, None, None]:
     """Starts a worker, and yields its rows. It and what it started are gone when this ends, and their temporary files.
 
     Args:
         told: what it is asked, for JSON.
         patience: seconds that a row may take.
+        met: is called when it has met others that it needs (`met`).
 
     Raises:
         WorkerError: it ended before it was done, or took too long.
+        LostError: it says that it has lost others that it needs (`lost`).
         OverlayError: it says that it can be run on no build (`refuse`).
     """
     ours, theirs = os.pipe()
@@ -82,8 +96,13 @@ def read(
                         say(why)
                     waiting = why
                     continue
+                if line == _MET:
+                    met()
+                    continue
                 if line.startswith(_REFUSAL):
                     raise OverlayError(json.loads(line.removeprefix(_REFUSAL)))
+                if line.startswith(_LOSS):
+                    raise LostError(json.loads(line.removeprefix(_LOSS)))
                 try:
                     row = json.loads(line)
                 except ValueError:
@@ -164,6 +183,16 @@ def refuse(why: str) -> NoReturn:
     """In a worker: what it is asked can be done with no build here; whoever reads raises `why`, and it ends."""
     _write(_REFUSAL + json.dumps(why).encode())
     sys.exit(why)
+
+
+def met() -> None:
+    """In a worker: others that it needs are there."""
+    _write(_MET)
+
+
+def lost(why: str) -> None:
+    """In a worker: others that it needs are gone; whoever reads raises `why`, and ends it."""
+    _write(_LOSS + json.dumps(why).encode())
 
 
 def done() -> None:

@@ -5,7 +5,7 @@ A run that was stopped is gone on with by the next one (`overlay.measure.resume`
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 
 from overlay.measure import owed, resume, rows
@@ -23,6 +23,13 @@ ALONE = {name for name, one in EXPERIMENTS.items() if not one.ranks}
 
 PATIENCE = 300.0
 """Seconds that a row may take: the first one has the imports in it."""
+
+MEETING = 3600.0
+"""Seconds that the ranks of several hosts wait for each other until they have met: one of them may have environments to
+make."""
+
+AGAIN = PATIENCE
+"""As `MEETING`, once they have: a rank that has failed is there for the next measurement as soon as that has ended."""
 
 
 @dataclass
@@ -85,87 +92,121 @@ def run(plan: Plan) -> Report:
     Raises:
         OverlayError: a build cannot be made.
     """
-    report = Report(next((kind for kind in ("patched", "here") if kind in plan.kinds), None))
-    results = resume.Kept(plan.keep)
-    for number, experiment in enumerate(plan.experiments):
-        if experiment.ranks or plan.place is None or plan.place.rank == 0:  # what is of one process is rank 0's
-            report.tables.append(_table(plan, experiment, number * len(plan.kinds), results))
-    results.forget()
-    return report
+    return _Run(plan).done()
 
 
-def _table(plan: Plan, experiment: Experiment, number: int, results: resume.Kept) -> Table:
-    """An experiment on each build.
+class _Run:
+    """A plan as it is run, and what was found so far."""
 
-    Args:
-        number: of its first measurement among those of the plan, which is the same on every rank.
-    """
-    found: dict[str, list[Row]] = {}
-    about: Row = {}
-    columns: list[Column] = []
-    failed: dict[str, str] = {}
-    for i, kind in enumerate(plan.kinds):
-        build = plan.build(experiment, kind)
-        heads = [build.release]
-        try:
-            about, *found[kind] = _rows(plan, experiment, build, number + i, results)
-            release, _, _ = str(about.get(experiment.project) or build.release).partition("+")
-            heads = [release, str(about.get("state", "")) if kind == "here" else "", *experiment.heads(about)]
-        except rows.WorkerError as error:
-            failed[kind] = _reason(str(error))
-            say(f"{experiment.name} on {build}: {failed[kind]}")
-        columns.append(Column(kind, [head for head in heads if head]))
-    lines = experiment.lines(found)
-    return Table(experiment.name, experiment.title, _about(plan, experiment, about), columns, lines, failed)
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.report = Report(next((kind for kind in ("patched", "here") if kind in plan.kinds), None))
+        self.results = resume.Kept(plan.keep)
+        self.meeting = MEETING
+        self.lost = ""
+        """Since when ranks of other hosts are gone, and why nothing is begun any more that needs them; or empty."""
 
+    def done(self) -> Report:
+        plan = self.plan
+        # What is of one process is rank 0's
+        ours = {one.name: one for one in plan.experiments if one.ranks or plan.place is None or plan.place.rank == 0}
+        if plan.place is not None:  # all at first, so that no host waits later for what another has to make
+            made = {(name, kind): plan.build(one, kind) for name, one in ours.items() for kind in plan.kinds}
+            self.plan = replace(plan, build=lambda experiment, kind: made[experiment.name, kind])
+        for number, experiment in enumerate(plan.experiments):
+            if experiment.name in ours:
+                self.report.tables.append(self._table(experiment, number * len(plan.kinds)))
+        self.results.forget()
+        return self.report
 
-def _rows(plan: Plan, experiment: Experiment, build: Build, number: int, results: resume.Kept) -> list[Row]:
-    """As `_measured`, or from a run that was stopped."""
-    asked = {"experiment": experiment.name, "ranks": plan.ranks, "backend": plan.backend, "told": dict(experiment.told)}
-    key = resume.key(build, asked)
-    if (found := results.find(key)) is not None:
-        say(f"{experiment.name} on {build}: measured already, by a run that did not come to its end")
+    def _table(self, experiment: Experiment, number: int) -> Table:
+        """An experiment on each build.
+
+        Args:
+            number: of its first measurement among those of the plan, which is the same on every rank.
+        """
+        found: dict[str, list[Row]] = {}
+        about: Row = {}
+        columns: list[Column] = []
+        failed: dict[str, str] = {}
+        for i, kind in enumerate(self.plan.kinds):
+            build = self.plan.build(experiment, kind)
+            heads = [build.release]
+            try:
+                about, *found[kind] = self._rows(experiment, build, number + i)
+                release, _, _ = str(about.get(experiment.project) or build.release).partition("+")
+                heads = [release, str(about.get("state", "")) if kind == "here" else "", *experiment.heads(about)]
+            except rows.WorkerError as error:
+                failed[kind] = str(error) if isinstance(error, rows.LostError) else _reason(str(error))
+                say(f"{experiment.name} on {build}: {failed[kind]}")
+            columns.append(Column(kind, [head for head in heads if head]))
+        lines = experiment.lines(found)
+        return Table(experiment.name, experiment.title, _about(self.plan, experiment, about), columns, lines, failed)
+
+    def _rows(self, experiment: Experiment, build: Build, number: int) -> list[Row]:
+        """As `_measured`, or from a run that was stopped."""
+        plan = self.plan
+        asked = {
+            "experiment": experiment.name,
+            "ranks": plan.ranks,
+            "backend": plan.backend,
+            "told": dict(experiment.told),
+        }
+        key = resume.key(build, asked)
+        if (found := self.results.find(key)) is not None:
+            say(f"{experiment.name} on {build}: measured already, by a run that did not come to its end")
+            return found
+        found = self._measured(experiment, build, number)
+        self.results.keep(key, found)
         return found
-    found = _measured(plan, experiment, build, number)
-    results.keep(key, found)
-    return found
+
+    def _measured(self, experiment: Experiment, build: Build, number: int) -> list[Row]:
+        """What the worker has, and its rows; under a launcher they are those of this rank.
+
+        Args:
+            number: of this measurement among those of the plan, which is the same on every rank.
+
+        Raises:
+            LostError: ranks of other hosts did not come to this measurement, or to one before it.
+            WorkerError: see `rows.read`, and `owed.checked`.
+        """
+        plan = self.plan
+        what = f"{experiment.name} on {build}"
+        first = plan.place is None or plan.place.rank == 0
+        variables = dict(build.variables(1))
+        command = [build.interpreter, "-P", str(experiment.worker)]
+        told = {
+            "ranks": [plan.ranks],
+            "backend": plan.backend,
+            "name": f"{number:03} {what}",
+            "meeting": self.meeting,
+            **experiment.told,
+        }
+        if experiment.ranks and self.lost:
+            raise rows.LostError(self.lost)
+        seen: list[Row] = []
+        with contextlib.ExitStack() as stack:
+            bar: Progress | None = None
+            read = owed.checked(rows.read(command, variables, told, PATIENCE, self._met))
+            try:
+                for row in stack.enter_context(contextlib.closing(read)):
+                    if seen and bar is not None:
+                        bar.advance(1)
+                    elif not seen and first:
+                        bar = stack.enter_context(Progress(what, len(row["owed"]), "measurements"))
+                    seen.append(row)
+            except rows.LostError as error:
+                self.lost = f"not begun: at {what}, {error}"
+                raise
+        return seen
+
+    def _met(self) -> None:
+        self.meeting = AGAIN
 
 
 def missing(experiment: Experiment) -> list[str]:
     """The packages that an experiment needs and this Python has not."""
     return [name for name in experiment.needs if find_spec(name) is None]
-
-
-def _measured(plan: Plan, experiment: Experiment, build: Build, number: int) -> list[Row]:
-    """What the worker has and how much it does, and its rows; those are of rank 0.
-
-    Args:
-        number: of this measurement among those of the plan, which is the same on every rank.
-
-    Raises:
-        WorkerError: see `rows.read`, and `owed.checked`.
-    """
-    what = f"{experiment.name} on {build}"
-    first = plan.place is None or plan.place.rank == 0
-    variables = dict(build.variables(1))
-    command = [build.interpreter, "-P", str(experiment.worker)]
-    told = {
-        "ranks": [plan.ranks],
-        "backend": plan.backend,
-        "name": f"{number:03} {what}",
-        **experiment.told,
-    }
-    seen: list[Row] = []
-    with contextlib.ExitStack() as stack:
-        bar: Progress | None = None
-        read = owed.checked(rows.read(command, variables, told, PATIENCE))
-        for row in stack.enter_context(contextlib.closing(read)):
-            if seen and bar is not None:
-                bar.advance(1)
-            elif not seen and first:
-                bar = stack.enter_context(Progress(what, len(row["owed"]), "measurements"))
-            seen.append(row)
-    return seen
 
 
 def _reason(error: str) -> str:

@@ -54,7 +54,9 @@ def main() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     cases = STUB.get("cases", 3)
     rows.put({"torch": torch.__version__, "transformers": "5.99", "owed": [{"case": str(i)} for i in range(cases)]})
-    group.train(told["ranks"], functools.partial(work, cases=cases), rows.put, told["backend"], told["name"])
+    group.train(
+        told["ranks"], functools.partial(work, cases=cases), rows.put, told["backend"], told["name"], told["meeting"]
+    )
     sys.stderr.flush()
     rows.done()
 

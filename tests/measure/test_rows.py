@@ -78,6 +78,22 @@ def test_how_a_worker_ended(tmp_path: Path, body: str, how: str, last: str | Non
     assert last is None or said[-1].endswith(last)
 
 
+def test_who_reads_is_told_when_a_worker_has_met_others(tmp_path: Path) -> None:
+    worker = tmp_path / "stub_worker.py"
+    worker.write_text(f"{HEAD}rows.put(1)\nrows.met()\nrows.put(2)\nrows.done()", "utf-8")
+    seen: list[Any] = []
+    command, variables = [sys.executable, "-P", str(worker)], {**os.environ, "PYTHONPATH": str(ROOT)}
+    for row in rows.read(command, variables, None, 20, lambda: seen.append("met")):
+        seen.append(row)
+    assert seen == [1, "met", 2]
+
+
+def test_a_worker_that_has_lost_others_is_ended(tmp_path: Path) -> None:
+    """Whatever it does meanwhile: it may hang in a connection to them."""
+    with pytest.raises(rows.LostError, match="rank 1 did not come"):
+        list(read(tmp_path, "rows.put(1)\nrows.lost('rank 1 did not come')\ntime.sleep(60)"))
+
+
 def test_a_worker_that_is_silent_is_ended(tmp_path: Path) -> None:
     body = "rows.put(1)\nsys.stderr.write(f'{os.getpid()}\\n'); sys.stderr.flush()\ntime.sleep(60)"
     began = time.monotonic()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from overlay import cache, commands
-from overlay.measure import builds, resume, rows, verify
+from overlay.measure import builds, launch, resume, rows, verify
 from overlay.measure.builds import Build
 from overlay.measure.experiments import zero3
 from overlay.measure.experiments.experiment import Experiment, Row
@@ -37,7 +37,12 @@ with open(told["log"], "a") as log:
 if kind == told.get("fails"):
     sys.exit("there is \\x1b[31mno device")
 owed = [{"case": "a", "reentrant": True}, {"case": "b", "reentrant": True}]
-rows.put({"demo": "1.0+overlay.1", "state": "stock", "torch": "2.13.0+cpu", "owed": owed, "of": kind})
+about = {"demo": "1.0+overlay.1", "state": "stock", "torch": "2.13.0+cpu", "of": kind, "meeting": told["meeting"]}
+rows.put(about | {"owed": owed})
+if told.get("meets"):
+    rows.met()
+if kind == told.get("loses"):
+    rows.lost("rank 1 did not come")
 for case in told.get("puts", "ab"):
     rows.put({"case": case, "reentrant": True, "right": case != "a" or kind != told.get("wrong")})
 rows.done()
@@ -164,6 +169,38 @@ def test_a_worker_that_says_nothing_at_all(stub: Stub) -> None:
     (experiment,) = stub.plan.experiments
     experiment.worker.write_text("from overlay.measure import rows\nrows.told()\nrows.done()", "utf-8")
     assert stub.run().off[0] == "demo on stock: not measured: it gave nothing"
+
+
+LAUNCHED = launch.Place(rank=0, world=2, local_rank=0)
+
+
+def test_what_needs_a_rank_that_is_gone_is_not_begun(stub: Stub) -> None:
+    """What needs none is."""
+    (alone,) = stub.plan.experiments
+    several = replace(alone, name="several", ranks=True, told={**alone.told, "loses": "patched"})
+    report = stub.having(place=LAUNCHED, experiments=[several, replace(several, name="more"), alone]).run()
+    assert stub.measured() == ["stock", "patched", *KINDS]
+    later = "not measured: not begun: at several on patched 1.0, rank 1 did not come"
+    assert report.off == [
+        "several on patched: not measured: rank 1 did not come",
+        f"several on latest: {later}",
+        *(f"more on {kind}: {later}" for kind in KINDS),
+    ]
+
+
+def test_hosts_wait_long_until_they_have_met_and_make_all_that_they_need_before(stub: Stub) -> None:
+    def build(experiment: Experiment, kind: str) -> Build:
+        assert stub.measured() == []
+        return made(experiment, kind)
+
+    (one,) = stub.plan.experiments
+    one = replace(one, ranks=True, heads=lambda about: [str(about["meeting"])])
+    experiments = [replace(one, name="first"), replace(one, name="second", told={**one.told, "meets": True})]
+    report = verify.run(replace(stub.plan, place=LAUNCHED, experiments=experiments, build=build, keep=False))
+    assert stub.measured() == [*KINDS, *KINDS]
+    long, short = "3600.0", "300.0"
+    assert [column.heads[-1] for column in report.tables[0].columns] == [long, long, long]
+    assert [column.heads[-1] for column in report.tables[1].columns] == [long, short, short]
 
 
 def test_without_patched_nothing_is_judged(stub: Stub) -> None:

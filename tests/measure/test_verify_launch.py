@@ -87,6 +87,12 @@ class Run:
         said, _ = self.process.communicate(timeout=100)
         return self.process.returncode, said, self.said.read_text()
 
+    def kill(self) -> None:
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.communicate()
+
     def assert_gone(self, *, folders: bool = True) -> None:
         until(lambda: not self.processes(), self.said)
         if folders:
@@ -115,10 +121,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
     yield run
     for one in started:
-        for pid in one.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        one.process.communicate()
+        one.kill()
 
 
 Start = Callable[..., Run]
@@ -275,7 +278,7 @@ def test_a_case_does_not_fail_for_a_rank_that_has_gone(which: Experiment) -> Non
     folders = [installed(PATCHED[0]), *([environments.variant(*which.beside("patched"))] if which.beside("") else [])]
     build = builds.Build("patched", "", str(environments.python(f"{which.environment}-2.13")), folders)
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    told = {"ranks": [2], "backend": "gloo", "name": "", **which.told}
+    told = {"ranks": [2], "backend": "gloo", "name": "", "meeting": 60, **which.told}
     first, second = (
         rows.read(
             [build.interpreter, "-P", str(which.worker)],
@@ -384,6 +387,41 @@ def hosts(tmp_path: Path) -> Iterator[tuple[list[str], list[str]]]:
         if not was_there:
             with contextlib.suppress(OSError):
                 configuration.rmdir()
+
+
+def test_a_cable_that_is_cut(hosts: tuple[list[str], list[str]], tmp_path: Path) -> None:
+    """What runs fails, what comes next waits for the other host, and nothing after that."""
+    runs = []
+    for i, prefix in enumerate(hosts):
+        (tmp_path / str(i)).mkdir()
+        rendezvous = ("--nnodes", 2, "--node-rank", i, "--master-addr", "first", "--master-port", 29500)
+        launcher = [*prefix, *torchrun(*rendezvous, "--nproc-per-node", 1)]
+        variables = {"cases": 10**6, "collective": 3, "heartbeat": 1, "AGAIN": "6", "EXPERIMENTS": "4"}
+        runs.append(Run(tmp_path / str(i), launcher, "all", **variables))
+    first, second = runs
+    try:
+        until(lambda: len(list(tmp_path.glob("?/temporary/overlay-worker-*/begun-?"))) == 2, first.said)
+        subprocess.run(["ip", "-n", hosts[1][-1], "link", "set", "cable1", "down"], check=True)
+        cut = time.monotonic()
+        code, said, errors = first.end()
+        assert time.monotonic() - cut < 40, errors
+        assert code == 1
+        words = " ".join(said.split())
+        gone = "rank 1 did not come within 6 s: ended, or cannot be reached"
+        assert (
+            "- fsdp2 on here: not measured: it ended with exit status 1 before it was done: another rank has" in words
+        )
+        assert f"- zero3 on here: not measured: {gone}" in words
+        for name in ("third", "fourth"):
+            assert f"- {name} on here: not measured: not begun: at zero3 on here, {gone}" in words
+        assert "overlay: waiting for rank 1 (at most 6 s; Ctrl-C ends it)\n" in errors
+        assert second.end()[0] == 1
+        assert "overlay: zero3 on here: rank 0, at first, did not come within 6 s: ended" in second.said.read_text()
+        for run in runs:
+            run.assert_gone(folders=False)
+    finally:
+        for run in runs:
+            run.kill()
 
 
 def test_two_hosts(hosts: tuple[list[str], list[str]], tmp_path: Path) -> None:

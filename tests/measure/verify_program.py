@@ -1,6 +1,7 @@
 """`overlay` with two experiments in the place of its own: the ranks of `ranks_worker.py`, twice.
 
-`PATIENCE`, in seconds, is how long a row may take; `DEVICES` stands for /dev.
+`PATIENCE`, in seconds, is how long a row may take, and `AGAIN` how long ranks wait for each other after the first time;
+`EXPERIMENTS` is how many there are; `DEVICES` stands for /dev.
 """
 
 import dataclasses
@@ -28,10 +29,12 @@ def lines(found: Mapping[str, Sequence[Row]]) -> list[Line]:
 
 def main() -> None:
     verify.PATIENCE = float(os.environ.get("PATIENCE", "60"))
+    verify.AGAIN = float(os.environ.get("AGAIN", "60"))
     stub = dataclasses.replace(
         fsdp2.EXPERIMENT, worker=Path(__file__).with_name("ranks_worker.py"), needs=("torch",), lines=lines
     )
-    verify.EXPERIMENTS = {name: dataclasses.replace(stub, name=name) for name in ("fsdp2", "zero3")}
+    names = ("fsdp2", "zero3", "third", "fourth")[: int(os.environ.get("EXPERIMENTS", "2"))]
+    verify.EXPERIMENTS = {name: dataclasses.replace(stub, name=name) for name in names}
     mock.patch.object(verify_command, "NAMES", tuple(verify.EXPERIMENTS)).start()
     gpus.DEVICES = Path(os.environ.get("DEVICES", gpus.DEVICES))
     cli.main()

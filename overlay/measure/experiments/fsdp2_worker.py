@@ -248,7 +248,7 @@ def main() -> None:
         }
     )
     task = functools.partial(work, backend=told["backend"])
-    group.train(worlds, task, rows.put, told["backend"], told["name"])
+    group.train(worlds, task, rows.put, told["backend"], told["name"], told["meeting"])
     rows.done()
 
 

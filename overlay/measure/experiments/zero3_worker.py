@@ -513,7 +513,7 @@ def main() -> None:
         }
     )
     task = functools.partial(work, cases=told["cases"])
-    group.train(told["ranks"], task, rows.put, told["backend"], told["name"])
+    group.train(told["ranks"], task, rows.put, told["backend"], told["name"], told["meeting"])
     rows.done()
 
 
