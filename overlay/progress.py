@@ -37,7 +37,8 @@ class Progress:
         if _has_size() and find_spec("tqdm") is not None:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, desc=plain(what), unit=unit, unit_scale=True, leave=False)
+            counted = {"unit": unit, "unit_scale": True} if unit == "B" else {"unit": f" {unit}"}
+            self._bar = tqdm(total=total, desc=plain(what), leave=False, **counted)
         else:
             say(f"{what}: {total / 1e6:.1f} MB" if unit == "B" else f"{what}: {total} {unit}")
 

@@ -171,7 +171,7 @@ def _run(options: argparse.Namespace) -> int:
         options.parser.error("--batch auto needs --budget, or a GPU to fill")
     if options.dry_run:
         for settings in planned:
-            print(_plan_text(options, settings))  # noqa: T201
+            _print(_plan_text(options, settings).splitlines())
         return 0
     for library in ("pydantic", *(["matplotlib"] if options.picture else [])):
         if find_spec(library) is None:  # before minutes of measuring, not after
@@ -322,7 +322,7 @@ def _draw(options: argparse.Namespace) -> int:
 def _print(lines: Iterable[str]) -> None:
     """On a terminal at most as wide as it is; elsewhere a line stays one."""
     for line in lines:
-        label = next((one for one in ("- ", "worse  ", "better ", "other  ") if line.startswith(one)), "")
+        label = next((one for one in ("- ", "  ", "worse  ", "better ", "other  ") if line.startswith(one)), "")
         shown = wrapped(line.removeprefix(label), label, width()) if sys.stdout.isatty() else [line]
         print("\n".join(shown))  # noqa: T201
 

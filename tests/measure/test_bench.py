@@ -397,19 +397,24 @@ def test_cards_of_other_builds_are_not_compared(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("columns", [40, 60, 80])
 def test_lines_are_as_wide_as_the_terminal(tmp_path: Path, columns: int) -> None:
+    assert max(map(len, on_terminal(columns, "llama", "--dry-run"))) <= columns
     changed = json.loads(Path(CARDS[0]).read_text("utf-8"))
     changed["machine"]["device"] = "a machine with a name that does not fit in a line with what is said about it"
     (tmp_path / "other.json").write_text(json.dumps(changed), "utf-8")
-    ours, theirs = pty.openpty()
-    command = [*COMMAND, "compare", CARDS[0], str(tmp_path / "other.json")]
-    subprocess.run(command, env=VARIABLES | {"COLUMNS": str(columns)}, stdout=theirs, check=True)
-    lines = os.read(ours, 10_000).decode().splitlines()
-    os.close(theirs)
-    os.close(ours)
+    lines = on_terminal(columns, "compare", CARDS[0], str(tmp_path / "other.json"))
     assert len(lines) > 2
     assert max(map(len, lines)) <= columns
+
+
+def on_terminal(columns: int, *words: str) -> list[str]:
+    ours, theirs = pty.openpty()
+    subprocess.run([*COMMAND, *words], env=VARIABLES | {"COLUMNS": str(columns)}, stdout=theirs, check=True)
+    said = os.read(ours, 10_000).decode()
+    os.close(theirs)
+    os.close(ours)
+    return said.splitlines()
 
 
 def test_interrupted(tmp_path: Path) -> None:

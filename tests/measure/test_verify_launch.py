@@ -187,15 +187,15 @@ def test_the_worker_is_killed_and_the_next_experiment_is_run(start: Start) -> No
 
 
 @pytest.mark.parametrize(
-    ("collective", "reason"),
+    ("collective", "patience", "reason"),
     [
-        (60, "it took more than 5 s for one answer"),
-        (2, "it ended with exit status 1 before it was done: another rank has ended, or hangs: "),
+        (60, 5, "it took more than 5 s for one answer"),
+        (2, 60, "it ended with exit status 1 before it was done: another rank has ended, or hangs: "),
     ],
     ids=["by the reader", "by another rank"],
 )
-def test_a_rank_hangs(start: Start, collective: float, reason: str) -> None:
-    run = start("fsdp2", case=1, rank=1, signal=signal.SIGSTOP, collective=collective, PATIENCE="5")
+def test_a_rank_hangs(start: Start, collective: float, patience: float, reason: str) -> None:
+    run = start("fsdp2", case=1, rank=1, signal=signal.SIGSTOP, collective=collective, PATIENCE=patience)
     code, said, _ = run.end()
     assert code == 1
     assert f"here: not measured: {reason}" in " ".join(said.split())
@@ -239,9 +239,9 @@ def test_torchrun(start: Start, options: tuple[object, ...], variables: dict[str
 def test_no_launcher_but_its_variables(start: Start, tmp_path: Path) -> None:
     """And one host that is late: it has environments to make."""
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    first = start("all", RANK="0", PATIENCE="4", heartbeat=1, **variables)
-    until(lambda: first.processes("_worker.py"), first.said)
-    time.sleep(7)
+    first = start("all", RANK="0", PATIENCE="10", heartbeat=1, **variables)
+    until(lambda: "waiting" in first.said.read_text(), first.said)
+    time.sleep(11)
     (tmp_path / "second").mkdir()
     second = Run(tmp_path / "second", [], "all", RANK="1", **variables)
     code, said, errors = first.end()

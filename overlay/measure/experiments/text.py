@@ -49,7 +49,8 @@ def _summary(tables: Sequence[Table]) -> Table:
                 cells[kind] = Cell("not measured", False)
             elif any(column.kind == kind for column in table.columns):
                 cells[kind] = Cell(f"{wrong} wrong", False) if wrong else Cell("right", True)
-        lines.append(Line("", f"{table.name}, {len(table.lines)} case{'s' * (len(table.lines) != 1)}", cells))
+        count = f", {len(table.lines)} case{'s' * (len(table.lines) != 1)}" if table.lines else ""
+        lines.append(Line("", f"{table.name}{count}", cells))
     columns = [Column(kind, ()) for kind in kinds]
     return Table("all", "the cases that are not as they should be", "", columns, lines)
 

@@ -19,11 +19,11 @@ ROUNDING = 1e-5
 
 PLAIN = "{}, not checkpointed"
 CASES = {
-    "by default": "LoRA on Llama, checkpointing by default",
-    "asked for": "LoRA on Llama, use_reentrant=False",
-    "asked for, after deepspeed.initialize": "the same, enabled after deepspeed.initialize",
-    "ViT": "LoRA on ViT, with modules_to_save",
-    "two forwards": "LoRA on Llama, 2 forwards before a backward",
+    "by default": "Llama, checkpointing by default",
+    "asked for": "Llama, use_reentrant=False",
+    "asked for, after deepspeed.initialize": "Llama, enabled after deepspeed.initialize",
+    "ViT": "ViT, with modules_to_save",
+    "two forwards": "Llama, 2 forwards before a backward",
 }
 """What the worker calls a case, and what the table calls it."""
 
