@@ -84,7 +84,7 @@ class Run:
 
     def end(self) -> tuple[int, str, str]:
         """Its exit code, and what it said."""
-        said, _ = self.process.communicate(timeout=100)
+        said, _ = self.process.communicate(timeout=300)
         return self.process.returncode, said, self.said.read_text()
 
     def kill(self) -> None:
@@ -436,7 +436,7 @@ def test_two_hosts(hosts: tuple[list[str], list[str]], tmp_path: Path) -> None:
             subprocess.Popen([*launcher, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         )
     try:
-        (first, errors), (second, more) = (process.communicate(timeout=100) for process in running)
+        (first, errors), (second, more) = (process.communicate(timeout=300) for process in running)
     finally:
         for process in running:
             process.kill()

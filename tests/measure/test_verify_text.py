@@ -65,6 +65,11 @@ def test_several_experiments_end_with_one_table_of_all(monkeypatch: pytest.Monke
         ["zero3,", "1", "case", "!", "not", "measured", "right", "right"],
     ]
     assert "all  " not in "\n".join(shown(monkeypatch, report(first)))
+    none = table([], "stock", "patched", failed={"stock": "it ended", "patched": "it ended"})
+    lines = shown(monkeypatch, report(first, none))
+    assert [line.split() for line in lines if line.startswith("  zero3")] == [
+        ["zero3", "!", "not", "measured", "!", "not", "measured", "-"]
+    ]
 
 
 def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
