@@ -103,7 +103,7 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def until(found: Callable[[], Any], said: Path, patience: float = 40.0) -> Any:
+def until(found: Callable[[], Any], said: Path, patience: float = 120.0) -> Any:
     deadline = time.monotonic() + patience
     while not (value := found()):
         assert time.monotonic() < deadline, said.read_text()
@@ -396,7 +396,7 @@ def test_a_cable_that_is_cut(hosts: tuple[list[str], list[str]], tmp_path: Path)
         (tmp_path / str(i)).mkdir()
         rendezvous = ("--nnodes", 2, "--node-rank", i, "--master-addr", "first", "--master-port", 29500)
         launcher = [*prefix, *torchrun(*rendezvous, "--nproc-per-node", 1)]
-        variables = {"cases": 10**6, "collective": 3, "heartbeat": 1, "AGAIN": "6", "EXPERIMENTS": "4"}
+        variables = {"cases": 10**6, "collective": 3, "heartbeat": 1, "AGAIN": "8", "EXPERIMENTS": "4"}
         runs.append(Run(tmp_path / str(i), launcher, "all", **variables))
     first, second = runs
     try:
@@ -404,19 +404,19 @@ def test_a_cable_that_is_cut(hosts: tuple[list[str], list[str]], tmp_path: Path)
         subprocess.run(["ip", "-n", hosts[1][-1], "link", "set", "cable1", "down"], check=True)
         cut = time.monotonic()
         code, said, errors = first.end()
-        assert time.monotonic() - cut < 40, errors
+        assert time.monotonic() - cut < 90, errors
         assert code == 1
         words = " ".join(said.split())
-        gone = "rank 1 did not come within 6 s: ended, or cannot be reached"
+        gone = "rank 1 did not come within 8 s: ended, or cannot be reached"
         assert (
             "- fsdp2 on here: not measured: it ended with exit status 1 before it was done: another rank has" in words
         )
         assert f"- zero3 on here: not measured: {gone}" in words
         for name in ("third", "fourth"):
             assert f"- {name} on here: not measured: not begun: at zero3 on here, {gone}" in words
-        assert "overlay: waiting for rank 1 (at most 6 s; Ctrl-C ends it)\n" in errors
+        assert "overlay: waiting for rank 1 (at most 8 s; Ctrl-C ends it)\n" in errors
         assert second.end()[0] == 1
-        assert "overlay: zero3 on here: rank 0, at first, did not come within 6 s: ended" in second.said.read_text()
+        assert "overlay: zero3 on here: rank 0, at first, did not come within 8 s: ended" in second.said.read_text()
         for run in runs:
             run.assert_gone(folders=False)
     finally:

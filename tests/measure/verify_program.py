@@ -29,7 +29,7 @@ def lines(found: Mapping[str, Sequence[Row]]) -> list[Line]:
 
 def main() -> None:
     verify.PATIENCE = float(os.environ.get("PATIENCE", "60"))
-    verify.AGAIN = float(os.environ.get("AGAIN", "60"))
+    verify.AGAIN = float(os.environ.get("AGAIN", "200"))
     stub = dataclasses.replace(
         fsdp2.EXPERIMENT, worker=Path(__file__).with_name("ranks_worker.py"), needs=("torch",), lines=lines
     )
