@@ -9,6 +9,7 @@ with torch 2.11, 2.13 and 2.14.
 Imports torch alone, for ranks that have nothing else of this project.
 """
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -29,7 +30,12 @@ def one_thread() -> None:
         options = kind._Options()
         options._threads = 1
         options._timeout = timeout
-        options._devices = [kind.create_default_device()]
+        names = os.environ.get("GLOO_SOCKET_IFNAME")  # which a default device does not go by
+        options._devices = (
+            [kind.create_device(interface=name) for name in names.split(",")]
+            if names
+            else [kind.create_default_device()]
+        )
         for name, value in more.items():
             setattr(options, name, value)
         make(self, store, rank, size, options)
