@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from overlay.measure import gpus, launch, rows
+from overlay.measure import gloo, gpus, launch, rows
 
 Task = Callable[[int, int, Callable[[Any], None]], None]
 """What every rank runs: with its number, the number of ranks, and where it puts what it found; rank 0's is kept.
@@ -189,6 +189,7 @@ def _take_part(rank: int, world: int, folder: Path, task: Task, backend: str, pa
     if rank:
         finds.close()
     torch.set_num_threads(1)
+    gloo.one_thread()
     dist.init_process_group(
         backend,
         init_method=f"file://{folder}/meeting",  # needs no port that another process could take
@@ -222,6 +223,7 @@ def _launched(
         if backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ:
             _choose_interface(place, store)
     rows.met()
+    gloo.one_thread()
     dist.init_process_group(
         backend,
         store=store,

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from overlay.measure import group, parity
+from overlay.measure import gloo, group, parity
 from overlay.measure.settings import Settings
 
 PATIENCE = timedelta(hours=2)
@@ -71,6 +71,7 @@ def _join(rank: int, folder: Path, settings: Settings) -> None:
     if settings.device == "cuda":
         torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl"
+    gloo.one_thread()
     dist.init_process_group(
         backend, init_method=(folder / "meeting").as_uri(), rank=rank, world_size=settings.ranks, timeout=PATIENCE
     )

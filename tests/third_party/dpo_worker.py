@@ -6,20 +6,17 @@ taken. With LoRA, the reference's forward runs through the same layers as the po
 accelerate 1.15 shards on accelerators only; so the model is sharded here.
 """
 
+import functools
 import json
 import math
-import os
-import socket
 import sys
 import tempfile
 import warnings
-from datetime import timedelta
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 import transformers
 from datasets import disable_progress_bars
 from torch import Tensor, nn
@@ -27,9 +24,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 sys.path.append(str(Path(__file__).parent))
 from shared_worker import REFERENCE, Setup, layers
 from trl_worker import dpo
+
+from overlay.measure import group
 
 RANKS = 2
 CASES = {
@@ -88,12 +88,8 @@ def measure(setup: Setup, lora: bool, count: int, rank: int, folder: str) -> flo
     return relative_error(trainer.model, reference.model)
 
 
-def run(rank: int, folder: str, rows: Any) -> None:
-    torch.set_num_threads(1)
+def work(rank: int, world: int, put: Callable[[Any], None], folder: str) -> None:
     warnings.simplefilter("ignore")
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60)
-    )
     for reentrant in (True, False):
         for name, (lora, count) in CASES.items():
             try:
@@ -101,27 +97,15 @@ def run(rank: int, folder: str, rows: Any) -> None:
             except Exception as error:
                 result = type(error).__name__
                 sys.stderr.write(f"{name}: {error}\n")
-            if rank == 0:
-                rows.put({"case": name, "reentrant": reentrant, "error": result})
-    dist.destroy_process_group()
+                group.agreed(error)
+            put({"case": name, "reentrant": reentrant, "error": result})
 
 
 def main(result: Path) -> None:
-    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    os.environ.update(GLOO_SOCKET_IFNAME=loopback[0], TORCH_CPP_LOG_LEVEL="ERROR")
     transformers.logging.set_verbosity_error()
     disable_progress_bars()
-    context = mp.get_context("fork" if sys.platform == "linux" else "spawn")
-    queue = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        started = [context.Process(target=run, args=(rank, folder, queue)) for rank in range(RANKS)]
-        for process in started:
-            process.start()
-        rows = [queue.get() for _ in range(2 * len(CASES))]
-        for process in started:
-            process.join()
-    if any(process.exitcode for process in started):
-        sys.exit(f"a rank ended with {[process.exitcode for process in started]}")
+        rows = group.train([RANKS], functools.partial(work, folder=folder))
     result.write_text(json.dumps({"transformers": transformers.__version__, "rows": rows}), "utf-8")
 
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from overlay import environments, processes
+from overlay import environments, measure, processes
 from tests.upstream.outcomes import Outcomes
 
 RECORDER = Path(__file__).with_name("recorder.py")
+RANKS = (Path(measure.__file__).with_name("gloo.py"), Path(__file__).with_name("spawned.py"))
 POLL = 0.5  # seconds
 
 CLEAN = (0, 1)
@@ -40,7 +41,7 @@ class Setup:
 
 def transformers(*paths: Path, variables: Mapping[str, str] | None = None) -> Setup:
     """That of the tests of transformers, with a build of it on a path."""
-    return Setup("transformers", environments.python("upstream-2.13"), paths, variables or {})
+    return Setup("transformers", environments.python("upstream-2.13"), paths, variables or {}, RANKS)
 
 
 def run(

@@ -1,0 +1,63 @@
+"""The gloo groups of ranks: `python gloo_worker.py RESULT.json train|together` writes what each of two ranks has."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overlay.measure import group, ranks
+from overlay.measure.settings import Settings
+
+
+def groups() -> list[dict[str, Any]]:
+    """Of all ranks: `threads` for the collectives of a group, and of one more; seconds that the first one waits."""
+    one = threads()
+    dist.barrier(dist.new_group(range(dist.get_world_size())))
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    own = {
+        "one": one,
+        "two": threads(),
+        "timeout": backend.options._timeout / timedelta(seconds=1),
+    }
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
+
+
+def threads() -> int:
+    for _ in range(4):
+        dist.barrier()
+        time.sleep(0.1)  # a thread that has just been started has no name yet
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return names.count("pt_gloo_runloop")
+
+
+def work(rank: int, world: int, put: Callable[[Any], None]) -> None:
+    put(groups())
+
+
+class Answers:
+    def __init__(self, settings: Settings) -> None:
+        pass
+
+    def ask(self, what: str) -> Any:
+        return groups()
+
+
+def main(result: Path, how: str) -> None:
+    if how == "train":
+        (found,) = group.train([2], work)
+    else:
+        with ranks.together(Settings("llama", ranks=2, threads=1), Answers, result.parent) as ask:
+            found = ask("groups")
+    result.write_text(json.dumps(found), "utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
