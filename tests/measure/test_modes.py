@@ -72,6 +72,31 @@ def test_patches_are_tokens() -> None:
     assert observed()["models"][SEGMENTATION]["tokens"] == 16
 
 
+@pytest.mark.parametrize("mode", ["reentrant", "non-reentrant"])
+@pytest.mark.parametrize("around", ["all of it", "each block"])
+def test_a_checkpoint_of_a_model_of_ones_own_is_seen(around: str, mode: str) -> None:
+    found = observed()["own"][around]
+    assert list(found[mode]["checkpointed"].values()) == [1] * 4
+    assert found[mode]["parts"] == {}
+    assert found[mode]["blocks"] == [4 * 8 * 4] * 4, "its input alone: 4 tokens of 8 numbers"
+    assert found[mode]["outside"] == found["off"]["outside"]
+
+
+@pytest.mark.parametrize("mode", ["reentrant", "non-reentrant"])
+def test_blocks_of_ones_own_without_a_checkpoint_are_none(mode: str) -> None:
+    found = observed()["own"]["every other block"]
+    assert list(found[mode]["checkpointed"]) == ["layers.0", "layers.2"]
+    assert found[mode]["blocks"][1::2] == found["off"]["blocks"][1::2]
+    assert found["off"]["checkpointed"] == {}
+
+
+@pytest.mark.parametrize("mode", ["reentrant", "non-reentrant"])
+def test_a_checkpoint_around_single_modules_is_none_of_the_block(mode: str) -> None:
+    found = observed()["own"]["parts"][mode]
+    assert found["checkpointed"] == {}
+    assert found["parts"] == {f"layers.{i}": ["down", "up"] for i in range(4)}
+
+
 def test_what_cannot_be_done_is_said() -> None:
     found = observed()
     assert found["errors"]["offload"] == "there is no accelerator to offload from"
