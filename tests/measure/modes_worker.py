@@ -310,8 +310,17 @@ def refused() -> dict[str, str]:
     return found
 
 
-def written() -> list[list[str]]:
-    block = Writes()
+class WritesElsewhere(nn.Module):
+    """Where an operator is told by name what it writes into, and where that is in a list."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.mul(x, 2, out=x)
+        torch._foreach_add_([torch.ones(1, 4), x], 1.0)
+        torch._foreach_add_([torch.ones(1, 4)], [x])  # read, not written
+        return x * 1
+
+
+def written(block: nn.Module) -> list[list[str]]:
     with torch.no_grad():
         found = in_place.changes(block, {"block": block}, lambda: block(torch.ones(1, 4)))
     return [[one.module, one.kind, one.statement] for one in found]
@@ -335,7 +344,8 @@ def main(result: Path) -> None:
         "one storage": one_storage(),
         "repeatable": repeatable(),
         "refused": refused(),
-        "written": written(),
+        "written": written(Writes()),
+        "written elsewhere": written(WritesElsewhere()),
         "own": {around: own(around) for around in OWN},
     }
     result.write_text(json.dumps(found), "utf-8")

@@ -108,6 +108,13 @@ def test_an_in_place_module_is_named_where_it_writes_into_an_argument() -> None:
     assert observed()["written"] == [["block.relu", "argument", "self.relu(x)"]]
 
 
+def test_an_operator_that_writes_into_a_list_or_into_out_is_named() -> None:
+    assert observed()["written elsewhere"] == [
+        ["block", "argument", "torch.mul(x, 2, out=x)"],
+        ["block", "argument", "torch._foreach_add_([torch.ones(1, 4), x], 1.0)"],
+    ]
+
+
 def test_a_block_that_is_left_out_later_is_no_segment() -> None:
     left_out, other, none = observed()["dropped"]
     assert left_out == other == "the model leaves a block out in some forwards, at random"
