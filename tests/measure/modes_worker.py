@@ -294,6 +294,15 @@ def of_parts() -> dict[str, Any]:
     }
 
 
+def few_experts() -> list[bool]:
+    """Whether mixtures run with fewer experts than a token goes to by default, and than there are groups of them."""
+    found = []
+    for name in ("qwen3_moe", "deepseek_v3"):
+        trial = trial_of(name, {"layers": 4, "experts": 4})
+        found.append(trial.loss(0).isfinite().item())
+    return found
+
+
 def refused() -> dict[str, str]:
     """Sizes that would have no effect."""
     found = {}
@@ -344,6 +353,7 @@ def main(result: Path) -> None:
         "one storage": one_storage(),
         "repeatable": repeatable(),
         "refused": refused(),
+        "few experts": few_experts(),
         "written": written(Writes()),
         "written elsewhere": written(WritesElsewhere()),
         "own": {around: own(around) for around in OWN},

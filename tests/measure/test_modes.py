@@ -141,6 +141,10 @@ def test_a_size_without_an_effect_is_refused() -> None:
     assert found["vit seq"] == "expected no --seq for vit, which takes none, found it: leave it out"
 
 
+def test_a_token_goes_to_no_more_experts_than_there_are() -> None:
+    assert observed()["few experts"] == [True, True]
+
+
 def test_operators_are_deterministic_while_parity_is_looked_for_and_memory_suffices() -> None:
     assert observed()["repeatable"] == [True, True, False, False, False]
 
