@@ -93,6 +93,17 @@ class Drops(nn.Module):
         return x
 
 
+class Shift(nn.Module):
+    """Saves nothing, so that a recompute that stops early leaves it out at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.bias
+
+
 class Block(nn.Module):
     """A block of one's own, which calls PyTorch's checkpoint by itself, around parts of it or all."""
 
@@ -100,12 +111,13 @@ class Block(nn.Module):
         super().__init__()
         self.around = around
         self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 32), nn.Linear(32, 8)
-        self.scale = nn.Parameter(torch.ones(8))
+        self.shift, self.scale = Shift(), nn.Parameter(torch.ones(8))
         self.kind: dict[str, bool] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         def compute(x: torch.Tensor) -> torch.Tensor:
-            return x + self.scale * self.part(self.down, nn.functional.gelu(self.part(self.up, self.norm(x))))
+            inner = self.part(self.down, nn.functional.gelu(self.part(self.up, self.norm(x))))
+            return self.shift(x + self.scale * inner)
 
         return compute(x) if self.kind is None or self.around != "all of it" else checkpoint(compute, x, **self.kind)
 
