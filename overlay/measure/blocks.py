@@ -1,11 +1,13 @@
 """The blocks of a model: what it repeats, and what a checkpoint is put around."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 _LAYER = "GradientCheckpointingLayer"
 
@@ -99,6 +101,68 @@ def listening(
             vars(module)["_gradient_checkpointing_func"] = function
         for handle in handles:
             handle.remove()
+
+
+class Recomputed:
+    """What a backward runs again of the blocks: so a checkpoint is seen however it is called, as in a model of one's
+    own that calls PyTorch's.
+
+    Attributes:
+        given: the arguments of each block, in the forward.
+    """
+
+    def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
+        self.given: dict[str, list[Tensor]] = {}
+        self._blocks = blocks
+        self._forward: dict[str, set[str]] = {}
+        self._again: dict[str, set[str]] = {}
+
+    @contextmanager
+    def watched(self) -> Iterator[Callable[[], None]]:
+        """Yields what is to be called between the forward and the backward."""
+        running = self._forward
+
+        def between() -> None:
+            nonlocal running
+            running = self._again
+
+        def note(block: str, part: str, args: Any, kwargs: Any) -> None:
+            running.setdefault(block, set()).add(part)
+            if not part and running is self._forward:
+                self.given[block] = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+
+        # A recompute that stops early leaves out what comes last
+        with ExitStack() as stack, set_checkpoint_early_stop(False):
+            for block, module in self._blocks.items():
+                for part, inner in module.named_modules():
+                    noted = lambda _, args, kwargs, block=block, part=part: note(block, part, args, kwargs)  # noqa: E731
+                    stack.callback(inner.register_forward_pre_hook(noted, with_kwargs=True).remove)
+            yield between
+
+    def whole(self) -> list[str]:
+        """The blocks of which all modules with parameters ran again."""
+        return [block for block in self._blocks if self._again.get(block) and self._is_whole(block)]
+
+    def parts(self) -> dict[str, list[str]]:
+        """The outermost modules that ran again, of blocks that did not as a whole."""
+        found: dict[str, list[str]] = {}
+        for block in self._blocks:
+            again = self._again.get(block, set()) - {""}
+            if again and not self._is_whole(block):
+                found[block] = sorted(
+                    part for part in again if not any(part.startswith(f"{other}.") for other in again)
+                )
+        return found
+
+    def _is_whole(self, block: str) -> bool:
+        return self._weighted(block, self._forward) == self._weighted(block, self._again)
+
+    def _weighted(self, block: str, ran: Mapping[str, set[str]]) -> set[str]:
+        """The modules that ran and have parameters of their own; of a block that has such modules, not itself, for its
+        checkpoint may be within its `forward`."""
+        made = {part: self._blocks[block].get_submodule(part) for part in ran.get(block, ())}
+        found = {part for part, module in made.items() if any(True for _ in module.parameters(recurse=False))}
+        return found - {""} or found
 
 
 def _self(function: Any) -> Any:

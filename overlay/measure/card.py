@@ -119,7 +119,8 @@ class Found(_Model):
 
 
 class Granularity(_Model):
-    """Blocks that the model has, blocks whose checkpoint a forward called, and those that called it more than once."""
+    """Blocks that a forward called, those that are checkpointed as a whole, and those whose checkpoint it called more
+    than once."""
 
     found: int
     checkpointed: int

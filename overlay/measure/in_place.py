@@ -114,10 +114,13 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.given and func._schema.is_mutable:
-            for value, argument in zip(args, func._schema.arguments, strict=False):
-                written = argument.alias_info is not None and argument.alias_info.is_write
-                if written and isinstance(value, Tensor) and (kind := self.given.get(_storage(value))):
-                    self._note(kind, str(func))
+            named = {argument.name: argument for argument in func._schema.arguments}
+            for name, value in (*zip(named, args, strict=False), *(kwargs or {}).items()):
+                if named[name].alias_info is None or not named[name].alias_info.is_write:
+                    continue
+                for one in tree_leaves(value):  # some take lists
+                    if isinstance(one, Tensor) and (kind := self.given.get(_storage(one))):
+                        self._note(kind, str(func))
         return func(*args, **(kwargs or {}))
 
     def _note(self, kind: str, operator: str) -> None:

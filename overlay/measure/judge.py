@@ -42,7 +42,9 @@ def _beside(value: float, limit: float) -> str:
 
 def _memory(found: Mode, base: Mode | None) -> Iterator[str]:
     saved = less(found, base)
-    if saved is not None and saved < MEMORY:
+    if saved is not None and saved < -0.005:
+        yield f"memory is up by {-saved:.0%}, expected down by at least {MEMORY:.0%}"
+    elif saved is not None and saved < MEMORY:
         yield f"memory is down by {_beside(saved, MEMORY)}, expected at least {MEMORY:.0%}"
 
 

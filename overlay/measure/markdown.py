@@ -192,12 +192,12 @@ def _granularity(card: Card) -> Iterator[str]:
             if mode.saved is None:
                 continue
             blocks = list(mode.saved.blocks.values())
-            each = "-" if not blocks else f"{size(min(blocks))} to {size(max(blocks))}"
-            if blocks and min(blocks) == max(blocks):
-                each = size(blocks[0])
+            bounds = dict.fromkeys((size(min(blocks)), size(max(blocks)))) if blocks else ["-"]
             found = mode.granularity
             checkpointed = "-" if found is None else f"{found.checkpointed} of {found.found}"
-            rows.append([f"{build.name}, {name(mode.mode)}", checkpointed, each, size(mode.saved.outside)])
+            rows.append(
+                [f"{build.name}, {name(mode.mode)}", checkpointed, " to ".join(bounds), size(mode.saved.outside)]
+            )
     yield from _table(["", "blocks checkpointed", "in each block", "outside of blocks"], rows)
     lines = [f"- {finding} ({', '.join(where)})" for finding, where in _findings(card.builds).items()]
     yield from [*lines, ""] if lines else []

@@ -171,6 +171,7 @@ class Saved:
         self._seen = self._weights()
         self._sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
         self._kept: list[Tensor] = []
+        self._outside: dict[int, int] = {}
 
     def hooks(self) -> Any:
         """The context to run a forward in."""
@@ -189,7 +190,17 @@ class Saved:
             self._seen.add(storage.data_ptr())
             self._kept.append(tensor)  # so that no other storage comes to lie where this one was
             self.by_block[self.block] = self.by_block.get(self.block, 0) + storage.nbytes()
+            if self.block is None:
+                self._outside[storage.data_ptr()] = storage.nbytes()
         return tensor
+
+    def claim(self, block: str, given: Iterable[Tensor]) -> None:
+        """Counts what was saved outside of the blocks and was given to this one as its own: a checkpoint around it,
+        which nothing tells of, has saved it before the block ran, or after."""
+        for tensor in given:
+            size = self._outside.pop(local(tensor).untyped_storage().data_ptr(), 0)
+            self.by_block[None] = self.by_block.get(None, 0) - size
+            self.by_block[block] = self.by_block.get(block, 0) + size
 
 
 def allocator_peak(step: Callable[[], object]) -> int:

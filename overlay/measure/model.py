@@ -123,6 +123,9 @@ _NAMES: Mapping[str, Sequence[str]] = {
 }
 """What configurations call a size."""
 
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk")
+"""What configurations call the number of experts that a token goes to."""
+
 
 def _own(default: Any, size: str) -> list[str]:
     """The names that this configuration has for a size."""
@@ -178,6 +181,8 @@ def _sizes(default: Any, settings: Settings) -> dict[str, Any]:
     if settings.hidden and isinstance(wider := _get(default, "expand"), int) and _get(default, "num_heads"):
         # As Mamba 2 has it: each of its heads is as wide as any, and there are that many of them
         wanted |= {"num_heads": settings.hidden * wider // wanted.get("head_dim", HEAD), "n_groups": 1}
+    if settings.experts and _own(default, "experts"):
+        wanted |= _experts(default, settings.experts)
     if settings.vocab:
         ids = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
         wanted |= {
@@ -198,6 +203,16 @@ def _sizes(default: Any, settings: Settings) -> dict[str, Any]:
         one = isinstance(default.image_size, int | None)
         wanted["image_size"] = settings.image if one else [settings.image] * len(default.image_size)
     return wanted
+
+
+def _experts(default: Any, count: int) -> dict[str, int]:
+    """What has to be less where there are fewer experts: a token goes to no more than there are, and groups of them, as
+    DeepSeek-V3 has, are of at least two each."""
+    fewer = {name: count for name in _CHOSEN if isinstance(had := _get(default, name), int) and had > count}
+    groups = _get(default, "n_group")
+    if isinstance(groups, int) and groups > 1 and (count % groups or count < 2 * groups):
+        fewer |= {"n_group": 1, "topk_group": 1}
+    return fewer
 
 
 def _settable(default: Any, name: str) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from overlay.checks.subject import places
 from overlay.errors import OverlayError
 from overlay.measure import card, judge
 from overlay.measure.builds import Build
@@ -371,7 +372,10 @@ def _mode(column: Column, base: Column, settings: Settings, about: Mapping[str, 
             found=len(about["blocks"]) if saved is None else saved["called"],
             checkpointed=len(checkpointed),
             twice=sum(count > 1 for count in checkpointed.values()),
-            findings=[card.Found.model_validate(finding) for finding in _unique(column.findings)],
+            findings=[
+                *(card.Found.model_validate(finding) for finding in _unique(column.findings)),
+                *in_part({} if saved is None else saved["parts"]),
+            ],
         )
     if (parity := found.get("parity")) is not None and column is not base:
         made["parity"] = card.Parity(against=column.against, **parity)
@@ -380,6 +384,22 @@ def _mode(column: Column, base: Column, settings: Settings, about: Mapping[str, 
     if column.outcome == "ok" and column.seconds:
         made["time"] = _times(column, base, settings, int(about["tokens"]))
     return card.Mode(mode=column.mode, outcome=column.outcome, message=column.message, **made)
+
+
+def in_part(parts: Mapping[str, Sequence[str]]) -> Iterator[card.Found]:
+    """Blocks in which something else than the block is checkpointed (docs/checks.md#granularity)."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for block, names in parts.items():
+        alike.setdefault(tuple(names), []).append(block)
+    for names, found in alike.items():
+        yield card.Found(
+            code="granularity",
+            severity="warning",
+            where=places(found),
+            what=f"the backward computes {places(names)} of it again, not the block",
+            why="what goes in and out of each part is kept: time is lost for little memory",
+            fix="put one checkpoint around the whole block",
+        )
 
 
 def _unique(findings: Sequence[dict[str, str]]) -> list[dict[str, str]]:

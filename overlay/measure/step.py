@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from overlay.measure import blocks, in_place, memory, segments
 from overlay.measure.model import IGNORED, Task
 from overlay.measure.parity import Trained, compare
-from overlay.measure.settings import Settings
+from overlay.measure.settings import MODES, Settings
 from overlay.measure.turns import no_collection
 
 STEPS = 3
@@ -292,8 +292,8 @@ class Trial:
         return {"resident": resident, "gradients": gradients, "peak": peak, "curve": curve.plain()}
 
     def saved(self, mode: str) -> dict[str, Any]:
-        """Bytes that autograd holds after a forward, by block, the blocks whose checkpoint was called, and
-        how many blocks were called at all: a model of text and images is given text alone.
+        """Bytes that autograd holds after a forward, by block, the blocks that were checkpointed, the modules that were
+        in others, and how many blocks were called at all: a model of text and images is given text alone.
 
         Of the model as it is without the compiler, which autograd's hooks do not look into.
         """
@@ -310,14 +310,26 @@ class Trial:
                 checkpointed[name] = checkpointed.get(name, 0) + 1
 
         self._draw(self.settings.seed)
-        with blocks.listening(self.model, self.blocks, told), found.hooks(), self._autocast():
-            loss = self.model(**self.batches[0]).loss
-            by_block = {name: found.by_block.get(name, 0) for name in self.blocks if name in called}
-            outside = found.by_block.get(None, 0)
-            if self.settings.parallel == "fsdp":
-                loss.backward()  # its hooks wait for it
+        recomputed = blocks.Recomputed(self.blocks)
+        with recomputed.watched() as between:
+            with blocks.listening(self.model, self.blocks, told), found.hooks(), self._autocast():
+                loss = self.model(**self.batches[0]).loss
+            between()
+            # FSDP2's hooks wait for it
+            if self.settings.parallel == "fsdp" or (mode in MODES[1:] and called - checkpointed.keys()):
+                loss.backward()
                 self.optimizer.zero_grad(set_to_none=True)
-        return {"blocks": by_block, "outside": outside, "checkpointed": checkpointed, "called": len(called)}
+        for name in recomputed.whole():
+            if name not in checkpointed:
+                checkpointed[name] = 1
+                found.claim(name, recomputed.given[name])
+        return {
+            "blocks": {name: found.by_block.get(name, 0) for name in self.blocks if name in called},
+            "outside": found.by_block.get(None, 0),
+            "checkpointed": checkpointed,
+            "parts": {name: parts for name, parts in recomputed.parts().items() if name not in checkpointed},
+            "called": len(called),
+        }
 
     def parity(self, mode: str, base: bool) -> dict[str, Any]:
         """Trains a few steps from the first weights on.

@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+import types
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy
 import torch
 import transformers
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from overlay.measure import in_place, model
 from overlay.measure.settings import SEGMENTATION, Settings
@@ -26,6 +28,8 @@ CASES = {
     "llama": {"autocast": "bfloat16", "accumulate": 2},
 }
 MODES = ("off", "reentrant", "non-reentrant", "group:2", "group:3", "every:2", "off")
+
+OWN = ("all of it", "each block", "every other block", "parts")
 
 
 def measured(name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -87,6 +91,78 @@ class Drops(nn.Module):
         for i, layer in enumerate(self.layers):
             x = x if i == self.left_out else layer(x)
         return x
+
+
+class Shift(nn.Module):
+    """Saves nothing, so that a recompute that stops early leaves it out at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.bias
+
+
+class Block(nn.Module):
+    """A block of one's own, which calls PyTorch's checkpoint by itself, around parts of it or all."""
+
+    def __init__(self, around: str) -> None:
+        super().__init__()
+        self.around = around
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 32), nn.Linear(32, 8)
+        self.shift, self.scale = Shift(), nn.Parameter(torch.ones(8))
+        self.kind: dict[str, bool] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def compute(x: torch.Tensor) -> torch.Tensor:
+            inner = self.part(self.down, nn.functional.gelu(self.part(self.up, self.norm(x))))
+            return self.shift(x + self.scale * inner)
+
+        return compute(x) if self.kind is None or self.around != "all of it" else checkpoint(compute, x, **self.kind)
+
+    def part(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return module(x) if self.kind is None or self.around != "parts" else checkpoint(module, x, **self.kind)
+
+
+class Own(nn.Module):
+    """A model of one's own; its blocks are handed to PyTorch's checkpoint in a closure."""
+
+    def __init__(self, around: str) -> None:
+        super().__init__()
+        self.words = nn.Embedding(16, 8)
+        self.layers = nn.ModuleList(Block(around) for _ in range(4))
+        self.around = around
+
+    def gradient_checkpointing_enable(self, kind: "dict[str, bool] | None") -> None:
+        for layer in self.layers:
+            layer.kind = kind
+
+    def gradient_checkpointing_disable(self) -> None:
+        self.gradient_checkpointing_enable(None)
+
+    def forward(self, ids: torch.Tensor) -> types.SimpleNamespace:
+        x = self.words(ids)
+        for i, layer in enumerate(self.layers):
+            outside = self.around == "each block" or (self.around == "every other block" and i % 2 == 0)
+            if layer.kind is not None and outside:
+                x = checkpoint(lambda x, layer=layer: layer(x), x, **layer.kind)
+            else:
+                x = layer(x)
+        return types.SimpleNamespace(loss=(x @ self.words.weight.T).logsumexp(-1).mean())
+
+
+def own(around: str) -> dict[str, Any]:
+    """What is found of checkpoints that transformers has no part in."""
+    settings = Settings("own", batch=1, seq=4, threads=1)
+    task = model.Task(Own(around), lambda _: {"ids": torch.arange(4)[None]}, 4, False, {})
+    trial = Trial(task, settings)
+    found = {}
+    for mode in ("off", "reentrant", "non-reentrant"):
+        saved = trial.saved(mode)
+        found[mode] = {name: saved[name] for name in ("checkpointed", "parts", "outside")}
+        found[mode]["blocks"] = list(saved["blocks"].values())
+    return found
 
 
 class Writes(nn.Module):
@@ -230,6 +306,15 @@ def of_parts() -> dict[str, Any]:
     }
 
 
+def few_experts() -> list[bool]:
+    """Whether mixtures run with fewer experts than a token goes to by default, and than there are groups of them."""
+    found = []
+    for name in ("qwen3_moe", "deepseek_v3"):
+        trial = trial_of(name, {"layers": 4, "experts": 4})
+        found.append(trial.loss(0).isfinite().item())
+    return found
+
+
 def refused() -> dict[str, str]:
     """Sizes that would have no effect."""
     found = {}
@@ -246,8 +331,17 @@ def refused() -> dict[str, str]:
     return found
 
 
-def written() -> list[list[str]]:
-    block = Writes()
+class WritesElsewhere(nn.Module):
+    """Where an operator is told by name what it writes into, and where that is in a list."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.mul(x, 2, out=x)
+        torch._foreach_add_([torch.ones(1, 4), x], 1.0)
+        torch._foreach_add_([torch.ones(1, 4)], [x])  # read, not written
+        return x * 1
+
+
+def written(block: nn.Module) -> list[list[str]]:
     with torch.no_grad():
         found = in_place.changes(block, {"block": block}, lambda: block(torch.ones(1, 4)))
     return [[one.module, one.kind, one.statement] for one in found]
@@ -271,7 +365,10 @@ def main(result: Path) -> None:
         "one storage": one_storage(),
         "repeatable": repeatable(),
         "refused": refused(),
-        "written": written(),
+        "few experts": few_experts(),
+        "written": written(Writes()),
+        "written elsewhere": written(WritesElsewhere()),
+        "own": {around: own(around) for around in OWN},
     }
     result.write_text(json.dumps(found), "utf-8")
 

@@ -11,7 +11,7 @@ from PIL import Image, ImageChops
 
 from overlay.errors import OverlayError
 from overlay.measure import card, markdown, output, picture
-from tests.measure.cards import finding, made, mode, parity
+from tests.measure.cards import MIB, finding, made, mode, parity
 from tests.variants import ROOT
 
 GOOD = made(mode("off"), mode("reentrant", peak=60, slowdown=1.3), mode("non-reentrant", peak=60, slowdown=1.25))
@@ -137,6 +137,15 @@ def test_blocks_that_do_not_run_are_told() -> None:
     page = markdown.document(made(mode("off"), mode("reentrant", peak=60, granularity=found)), None)
     assert "Blocks of the model: 2 Layer (1 of them run with these batches). Saved" in page
     assert "Blocks of the model: 2 Layer. Saved" in markdown.document(GOOD, None)
+
+
+@pytest.mark.parametrize(
+    ("second", "shown"), [(3 * MIB, "3.0 MiB"), (3 * MIB + 8, "3.0 MiB"), (5 * MIB, "3.0 MiB to 5.0 MiB")]
+)
+def test_what_blocks_save_is_a_range_where_it_reads_as_one(second: int, shown: str) -> None:
+    saved = card.Saved(blocks={"layers.0": 3 * MIB, "layers.1": second}, outside=MIB)
+    page = markdown.document(made(mode("off", saved=saved)), None)
+    assert f"| patched 5.22.2, off | - | {shown} | 1.0 MiB |" in page
 
 
 def test_a_peak_that_is_the_same_has_no_sign() -> None:

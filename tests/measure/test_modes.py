@@ -72,6 +72,31 @@ def test_patches_are_tokens() -> None:
     assert observed()["models"][SEGMENTATION]["tokens"] == 16
 
 
+@pytest.mark.parametrize("mode", ["reentrant", "non-reentrant"])
+@pytest.mark.parametrize("around", ["all of it", "each block"])
+def test_a_checkpoint_of_a_model_of_ones_own_is_seen(around: str, mode: str) -> None:
+    found = observed()["own"][around]
+    assert list(found[mode]["checkpointed"].values()) == [1] * 4
+    assert found[mode]["parts"] == {}
+    assert found[mode]["blocks"] == [4 * 8 * 4] * 4, "its input alone: 4 tokens of 8 numbers"
+    assert found[mode]["outside"] == found["off"]["outside"]
+
+
+@pytest.mark.parametrize("mode", ["reentrant", "non-reentrant"])
+def test_blocks_of_ones_own_without_a_checkpoint_are_none(mode: str) -> None:
+    found = observed()["own"]["every other block"]
+    assert list(found[mode]["checkpointed"]) == ["layers.0", "layers.2"]
+    assert found[mode]["blocks"][1::2] == found["off"]["blocks"][1::2]
+    assert found["off"]["checkpointed"] == {}
+
+
+@pytest.mark.parametrize("mode", ["reentrant", "non-reentrant"])
+def test_a_checkpoint_around_single_modules_is_none_of_the_block(mode: str) -> None:
+    found = observed()["own"]["parts"][mode]
+    assert found["checkpointed"] == {}
+    assert found["parts"] == {f"layers.{i}": ["down", "up"] for i in range(4)}
+
+
 def test_what_cannot_be_done_is_said() -> None:
     found = observed()
     assert found["errors"]["offload"] == "there is no accelerator to offload from"
@@ -81,6 +106,13 @@ def test_what_cannot_be_done_is_said() -> None:
 
 def test_an_in_place_module_is_named_where_it_writes_into_an_argument() -> None:
     assert observed()["written"] == [["block.relu", "argument", "self.relu(x)"]]
+
+
+def test_an_operator_that_writes_into_a_list_or_into_out_is_named() -> None:
+    assert observed()["written elsewhere"] == [
+        ["block", "argument", "torch.mul(x, 2, out=x)"],
+        ["block", "argument", "torch._foreach_add_([torch.ones(1, 4), x], 1.0)"],
+    ]
 
 
 def test_a_block_that_is_left_out_later_is_no_segment() -> None:
@@ -107,6 +139,10 @@ def test_a_size_without_an_effect_is_refused() -> None:
         "expected a size that the configuration of llama has, found --experts: leave it out"
     )
     assert found["vit seq"] == "expected no --seq for vit, which takes none, found it: leave it out"
+
+
+def test_a_token_goes_to_no_more_experts_than_there_are() -> None:
+    assert observed()["few experts"] == [True, True]
 
 
 def test_operators_are_deterministic_while_parity_is_looked_for_and_memory_suffices() -> None:

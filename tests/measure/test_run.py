@@ -2,7 +2,7 @@
 
 import pytest
 
-from overlay.measure.run import outcome
+from overlay.measure.run import in_part, outcome
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,13 @@ def test_messages() -> None:
     assert outcome("RankError: ValueError: no")[1] == "ValueError: no"
     assert outcome("the worker ended: ('parity',)\nTraceback\na rank has ended")[1] == "a rank has ended"
     assert outcome("the worker took more than 900 s: ('parity',)\nnoise")[1].startswith("the worker took more")
+
+
+def test_parts_of_blocks_are_told_once_for_blocks_that_are_alike() -> None:
+    linear, both = ["down", "up"], ["attention", "mlp"]
+    found = list(in_part({"layers.0": linear, "layers.1": both, "layers.2": linear}))
+    assert [(one.code, one.severity, one.where) for one in found] == [
+        ("granularity", "warning", "layers.0, layers.2"),
+        ("granularity", "warning", "layers.1"),
+    ]
+    assert found[0].what == "the backward computes down, up of it again, not the block"
