@@ -273,6 +273,12 @@ def test_the_json_is_as_its_schema_says(judged: str | None) -> None:
     jsonschema.validate(json.loads(strict), SCHEMA, jsonschema.Draft202012Validator)
 
 
+def test_what_is_not_judged_has_not_passed() -> None:
+    assert text.as_json(report(table(MANY)))["passed"] is True
+    assert text.as_json(report(table(MANY), judged=None))["passed"] is None
+    assert text.as_json(report(table(MANY, failed={"latest": "it is gone"}), judged=None))["passed"] is False
+
+
 def test_what_the_json_has() -> None:
     found = text.as_json(report(table([line("a", FAILED, RIGHT)], failed={"latest": "it is gone"})))
     assert (found["format"], found["passed"], found["judged"]) == (1, False, "patched")

@@ -163,7 +163,7 @@ def as_json(report: Report) -> dict[str, Any]:
     """For programs: `passed`, what is `off`, and each experiment's cells."""
     return {
         "format": FORMAT,
-        "passed": not report.off,
+        "passed": False if report.off else None if report.judged is None else True,
         "judged": report.judged,
         "off": report.off,
         "left_out": report.left_out,
