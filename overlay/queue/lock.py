@@ -325,16 +325,28 @@ class Lock(_Table):
         for known, package, release in pins:
             if separator and known == wanted and release.version == version:
                 return known, package, release
-        if use == "deliver" and wanted and any(version == one.version for one in self.packages[wanted].releases):
+        package_of = self.packages.get(wanted or "")
+        if use == "deliver" and package_of and any(version == one.version for one in package_of.fixed):
+            raise OverlayError(
+                f"{requirement}: expected a release that is patched, found that upstream has mended it: install it as "
+                "it is"
+            )
+        if use == "deliver" and package_of and any(version == one.version for one in package_of.releases):
             raise OverlayError(
                 f"{requirement} is pinned for the tests alone: to deliver it, run overlay add-release {requirement} "
                 "--use deliver"
             )
         same = [pin for pin in pins if canonicalize_name(pin[0]) == wanted]
         listed = ", ".join(f"{known}=={release.version}" for known, _, release in same or pins)
+        another = "overlay add-release"
+        if use == "deliver" and wanted and version:
+            another += (
+                f" {wanted}=={version} --use deliver, and the overlay wheel covers what has the same files (overlay "
+                "doctor says so)"
+            )
         raise OverlayError(
             f"expected one of the pinned releases ({listed}), found {requirement!r}: name one of these; another one "
-            "is pinned by overlay add-release"
+            f"is pinned by {another}"
         )
 
 
