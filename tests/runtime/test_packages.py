@@ -741,6 +741,11 @@ def test_a_checkout_is_mended_by_the_wheel_that_it_built(tmp_path: Path) -> None
     done = shell(site, command[1])  # as it stands there, on two lines
     assert done.returncode == 0, done.stderr
     assert one(report(site))["state"] == "overlaid"
+    beside = shell(site, DOCTOR, PYTHONPATH=str(checkout)).stdout  # the installed one is active there, too
+    assert "active in every process, by modeling_overlay.pth" in beside
+    off = shell(site, DOCTOR, PYTHONPATH=str(checkout), MODELING_OVERLAY="0").stdout
+    assert "off: MODELING_OVERLAY is 0" in off
+    assert "unset MODELING_OVERLAY" in off
 
 
 def test_off_is_mended_by_unsetting(venv: Site) -> None:
