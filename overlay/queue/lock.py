@@ -11,7 +11,7 @@ import shutil
 import tomllib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -325,17 +325,8 @@ class Lock(_Table):
         for known, package, release in pins:
             if separator and known == wanted and release.version == version:
                 return known, package, release
-        package_of = self.packages.get(wanted or "")
-        if use == "deliver" and package_of and any(version == one.version for one in package_of.fixed):
-            raise OverlayError(
-                f"{requirement}: expected a release that is patched, found that upstream has mended it: install it as "
-                "it is"
-            )
-        if use == "deliver" and package_of and any(version == one.version for one in package_of.releases):
-            raise OverlayError(
-                f"{requirement} is pinned for the tests alone: to deliver it, run overlay add-release {requirement} "
-                "--use deliver"
-            )
+        if use == "deliver" and wanted:
+            self._check_deliverable(requirement, self.packages[wanted], version)
         same = [pin for pin in pins if canonicalize_name(pin[0]) == wanted]
         listed = ", ".join(f"{known}=={release.version}" for known, _, release in same or pins)
         another = "overlay add-release"
@@ -348,6 +339,23 @@ class Lock(_Table):
             f"expected one of the pinned releases ({listed}), found {requirement!r}: name one of these; another one "
             f"is pinned by {another}"
         )
+
+    @staticmethod
+    def _check_deliverable(requirement: str, package: Package, version: str) -> None:
+        """Raises OverlayError for a release that is pinned, or known to be right, and not delivered."""
+        pin = next((release for release in package.releases if release.version == version), None)
+        with suppress(InvalidVersion):
+            since = min((Version(fixed.version) for fixed in package.fixed), default=None)
+            if (pin is None or pin.series is None) and since is not None and since <= Version(version):
+                raise OverlayError(
+                    f"{requirement}: expected a release that is patched, found that upstream has none of the faults "
+                    f"since {since}: install it as it is"
+                )
+        if pin is not None:
+            raise OverlayError(
+                f"{requirement} is pinned for the tests alone: to deliver it, run overlay add-release {requirement} "
+                "--use deliver"
+            )
 
 
 @dataclass(frozen=True)
