@@ -174,6 +174,9 @@ def _run(options: argparse.Namespace) -> int:
             _print(_plan_text(options, settings).splitlines())
         return 0
     for library in ("pydantic", *(["matplotlib"] if options.picture else [])):
+        if find_spec(library) is None and options.here:  # an environment of its own would have another torch, or none
+            do = f"pip install {library}{', or --no-picture' if library == 'matplotlib' else ''}"
+            raise OverlayError(f"expected the library {library}, found none: --here needs it in this Python: {do}")
         if find_spec(library) is None:  # before minutes of measuring, not after
             raise ModuleNotFoundError(f"No module named {library!r}", name=library)
     from overlay.measure import output
