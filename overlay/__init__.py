@@ -41,5 +41,5 @@ def __getattr__(name: str) -> object:
     return getattr(import_module(_PLACES[name]), name)
 
 
-def __dir__() -> list[str]:
+def __dir__() -> "list[str]":  # quoted, so that an older Python gets as far as `__main__`, which refuses it
     return sorted([*globals(), *_PLACES, "integrations"])

@@ -57,10 +57,12 @@ class Release:
 @dataclass(frozen=True)
 class Manifest:
     """Everything that is covered. `right` has the blob ids that need no patch, by path, each with a release that has
-    it: upstream has mended them, or there is nothing to mend."""
+    it: upstream has mended them, or there is nothing to mend. `complete`: it is of every pinned release, as in the
+    overlay wheel, and not in a checkout of those alone that the last `scripts/apply.sh` was asked for."""
 
     releases: tuple[Release, ...]
     right: Mapping[str, Mapping[str, str]]
+    complete: bool
 
     def modules(self) -> dict[str, str]:
         """Each covered module's name, with its path in the wheel."""
@@ -101,7 +103,7 @@ def read() -> Manifest:
         raw = json.loads(_content("manifest.json"))
         if raw["format"] != FORMAT:
             raise OverlayError(f"{place}: expected format {FORMAT}, found {raw['format']}: {_AGAIN}")
-        return Manifest(tuple(_release(one) for one in raw["releases"]), raw["right"])
+        return Manifest(tuple(_release(one) for one in raw["releases"]), raw["right"], raw["complete"])
     except FileNotFoundError:
         raise OverlayError(
             f"expected the patched files in {folder()}, found none: this is a checkout in which scripts/apply.sh did "

@@ -18,6 +18,9 @@ from overlay.activation import VARIABLE
 PTH = "modeling_overlay.pth"
 """What the wheel has beside `overlay/`: it activates the overlay in every process (overlay/startup.py)."""
 
+_HOOK = "_modeling_overlay"
+"""The module that it imports."""
+
 CALL = "import overlay; overlay.activate()"
 RESTART = "start this process again"
 
@@ -82,12 +85,15 @@ def _inactive(home: Path, at_start: bool) -> tuple[str, str]:
 
 
 def _is_read(home: Path) -> bool:
-    """Whether Python has read, or would read, the `.pth` file in a folder when it starts."""
+    """Whether Python has read, or would read, the `.pth` file in a folder when it starts. In a checkout, which comes
+    first on the path, it is that of the installed wheel."""
+    if _HOOK in sys.modules and (home / "upstream.lock").is_file():
+        return True
     if sys.flags.no_site or not (home / PTH).is_file():
         return False
     folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     read = {Path(folder).resolve() for folder in folders}
-    return home.resolve() in read or "_modeling_overlay" in sys.modules  # a site folder that others added
+    return home.resolve() in read or _HOOK in sys.modules  # a site folder that others added
 
 
 def _wheel(home: Path) -> str | None:

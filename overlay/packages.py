@@ -108,11 +108,20 @@ def status() -> list[PackageStatus]:
         Those with a live fault first.
 
     Raises:
-        OverlayError: there are no patched files, or they are of another version of this project.
+        OverlayError: there are no patched files, they are of another version of this project, or of some releases
+            alone, so that what they do not know may be another one.
     """
     listing = manifest.read()
     here = mends.overlay_here()
     covered = [_covered(name, listing, here) for name in manifest.PROJECTS]
+    unknown = [one for one in covered if "unknown" in (one.state, *(file.state for file in one.files))]
+    if unknown and not listing.complete:
+        named = ", ".join(f"{release.project} {release.version}" for release in listing.releases)
+        raise OverlayError(
+            f"expected the patched files of every pinned release in {manifest.folder()}, to know {unknown[0].project} "
+            f"{unknown[0].version} by, found those of {named} alone, which scripts/apply.sh was asked for: run it "
+            "without a release"
+        )
     found = [*covered, *_beside(covered[manifest.PROJECTS.index("transformers")])]
     return sorted(found, key=lambda package: not package.faults)
 

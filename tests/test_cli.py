@@ -1,5 +1,6 @@
 """The command line: its exit codes, its one line for an error, and what it needs to be there."""
 
+import ast
 import os
 import pty
 import re
@@ -150,9 +151,25 @@ def test_a_release_for_tests_is_not_delivered(sample: Sample) -> None:
         "demo==1.1 is pinned for the tests alone", "overlay add-release demo==1.1 --use deliver"
     )
     sample.apply("demo==9.9").fails(
-        "expected one of the pinned releases (demo==1.0, demo==2.0), found 'demo==9.9'", "overlay add-release"
+        "expected one of the pinned releases (demo==1.0, demo==2.0), found 'demo==9.9'",
+        "overlay add-release demo==9.9 --use deliver",
+        "the overlay wheel covers what has the same files",
     )
     sample.apply("other==9.9").fails("expected one of the pinned releases (demo==1.0, demo==2.0, plain==3.0)")
+
+
+def test_a_release_that_upstream_has_mended_needs_no_patch(sample: Sample) -> None:
+    sample.lock.write_text(
+        sample.lock.read_text()
+        + f'\n[[packages.plain.fixed]]\nversion = "3.1"\nfiles = [{{ path = "plain/core.py", blob = "{"1" * 40}" }}]\n'
+    )
+    for version in ("3.1", "3.1.2"):
+        said = sample.apply(f"plain=={version}").fails(
+            f"plain=={version}: expected a release that is patched, found that", "has none of the faults since 3.1"
+        )
+        assert "add-release" not in said
+    sample.apply("plain==3").fails("overlay add-release plain==3 --use deliver")
+    sample.apply("plain==x").fails("expected one of the pinned releases (plain==3.0), found 'plain==x'")
 
 
 def test_names_are_those_of_the_index(sample: Sample) -> None:
@@ -424,3 +441,24 @@ def test_a_reader_who_has_seen_enough_is_no_error(sample: Sample) -> None:
     done = subprocess.run(command, env=sample.environment(), stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (done.returncode, b"roken pipe" in done.stderr, b"Error" in done.stderr) == (141, False, False)
+
+
+def test_a_python_that_is_too_old() -> None:
+    """One line, before anything is imported that it cannot read, which would be a traceback."""
+    old = (
+        "import runpy, sys; sys.version_info = (3, 10, 1, 'final', 0); runpy.run_module('overlay', run_name='__main__')"
+    )
+    command = [sys.executable, "-c", old, "doctor"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("overlay: expected Python 3.11 or later, found ")
+    assert done.stderr.count("\n") == 1
+    for name in ("__init__.py", "__main__.py"):
+        tree = ast.parse((ROOT / "overlay" / name).read_text("utf-8"), feature_version=(3, 7))
+        evaluated = [
+            part
+            for one in ast.walk(tree)
+            if isinstance(one, ast.FunctionDef) and one.returns
+            for part in ast.walk(one.returns)
+        ]
+        assert not any(isinstance(part, ast.Subscript | ast.BinOp) for part in evaluated), name

@@ -174,8 +174,15 @@ def _run(options: argparse.Namespace) -> int:
             _print(_plan_text(options, settings).splitlines())
         return 0
     for library in ("pydantic", *(["matplotlib"] if options.picture else [])):
+        if find_spec(library) is None and options.here:  # an environment of its own would have another torch, or none
+            do = f"pip install {library}{', or --no-picture' if library == 'matplotlib' else ''}"
+            raise OverlayError(f"expected the library {library}, found none: --here needs it in this Python: {do}")
         if find_spec(library) is None:  # before minutes of measuring, not after
             raise ModuleNotFoundError(f"No module named {library!r}", name=library)
+    from overlay.measure import output
+
+    for settings in planned:
+        output.check(_place(options, settings))
     return max(_measure(options, settings) for settings in planned)
 
 
@@ -235,8 +242,14 @@ def _plan_text(options: argparse.Namespace, settings: Settings) -> str:
 
 
 def _place(options: argparse.Namespace, settings: Settings) -> Path:
-    name = options.name or re.sub(r"\W+", "-", Path(settings.model.partition(".py:")[0]).name.removesuffix(".json"))
-    return (options.out or Path()) / name
+    folder = options.out or Path()
+    if options.name:
+        return Path(folder, options.name)
+    name = re.sub(r"\W+", "-", Path(settings.model.partition(".py:")[0]).name.removesuffix(".json"))
+    beside = (
+        settings.model.endswith(".json") and Path(folder, f"{name}.json").resolve() == Path(settings.model).resolve()
+    )
+    return Path(folder, f"{name}-card" if beside else name)  # a CONFIG.json stays what it is
 
 
 def _measure(options: argparse.Namespace, settings: Settings) -> int:
@@ -251,8 +264,6 @@ def _measure(options: argparse.Namespace, settings: Settings) -> int:
         lock = import_module("overlay.queue.lock").read(top / "upstream.lock")
         columns = builds.made(lock, top, options.release, _kinds_of(options), _torch(options, settings))
     choices, why = _choices(options, settings)
-    place = _place(options, settings)
-    output.check(place)
     plan = run.Plan(
         settings=settings,
         builds=columns,
@@ -266,7 +277,7 @@ def _measure(options: argparse.Namespace, settings: Settings) -> int:
     if settings.batch == 0:
         plan = replace(plan, settings=run.fill(plan))
     card = run.measure(plan)
-    for file in output.write(card, place, drawn=options.picture):
+    for file in output.write(card, _place(options, settings), drawn=options.picture):
         print(f"wrote {file}")  # noqa: T201
     lines = [markdown.verdict(card), *(f"- {line}" for line in (*card.off, *card.advice))]
     if card.budget is not None:
@@ -314,7 +325,9 @@ def _draw(options: argparse.Namespace) -> int:
 
     for name in map(Path, options.what[1:]):
         place = name.with_suffix("")
-        for file in output.draw(card.read(name), (options.out or place.parent) / place.name, drawn=options.picture):
+        made, target = card.read(name), (options.out or place.parent) / place.name
+        output.check(target)
+        for file in output.draw(made, target, drawn=options.picture):
             print(f"wrote {file}")  # noqa: T201
     return 0
 

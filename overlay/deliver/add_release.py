@@ -118,7 +118,7 @@ def _fetched(name: str, version: str) -> tuple[Wheel, str, dict[str, Any]]:
     """The wheel of a release, the version as it spells it (1.0 is 1.0.0), and its pin."""
     settings = PipSettings.read()
     with settings.client() as client:
-        offered = source.offers(client, settings, name)
+        offered = source.offers(client, settings, name, whole=False)
         offer = _chosen(name, version, offered)
         if offer.yanked:
             say(f"{offer.file} was yanked: upstream wants nobody to install it (PEP 592)")

@@ -164,7 +164,7 @@ def run(lock: Lock, root: Path, requirements: Sequence[str], out: Path) -> list[
         for library in importing:
             library.result()
     if requirements:
-        say("the overlay wheel is of all pinned releases: none is built of named ones")
+        say("no overlay wheel is built: it has all pinned releases, so it is built where none is named")
     inside = Path.cwd() if out.resolve() in (Path.cwd(), *Path.cwd().parents) else None
     with output.replaced(generated, lambda _: True, _GENERATED) as overlay:
         write_patched(overlaid, lock, overlay)

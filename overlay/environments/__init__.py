@@ -211,6 +211,7 @@ def _run(what: str, command: Sequence[str], log: Path, lock: int) -> None:
     Raises:
         OverlayError: it did not succeed; says what pip said last, and where the rest is.
     """
+    import shutil
     import subprocess
 
     from overlay import processes
@@ -239,6 +240,8 @@ def _run(what: str, command: Sequence[str], log: Path, lock: int) -> None:
         raise OverlayError(f"{what} cannot be made in {log.parent}: {error.strerror or error}") from error
     lines = [line.strip() for line in said.splitlines() if line.strip()] or [f"exit status {process.returncode}"]
     reason = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1]).removeprefix("ERROR: ")
+    if not shutil.disk_usage(log.parent).free >> 20:  # pip then says so, or dies where it would say it
+        reason += f" (no space is left on the disk of {log.parent}: free some, or set XDG_CACHE_HOME)"
     if "connection broken by" in said:  # pip itself ends with "no matching distribution" then
         reason += " (a package index did not answer: check the network, and `pip config list` for the index)"
     raise OverlayError(f"{what} cannot be made: {reason}; all that was said is in {log}")

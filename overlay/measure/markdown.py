@@ -6,6 +6,9 @@ from overlay.measure import judge
 from overlay.measure.card import Build, Card, Mode
 from overlay.measure.settings import name_of as name
 
+MADE_BY = "Made by "
+"""What stands before the command in a card's page, and tells it from a page of somebody else's."""
+
 
 def size(count: float) -> str:
     """Bytes, in the unit that suits: `12.3 MiB`."""
@@ -56,7 +59,7 @@ def document(card: Card, picture: str | None) -> str:
     lines = [f"# {title(card)}", "", f"**{verdict(card)}**", ""]
     if picture:
         lines += [f"![memory over the step, and time and memory, per mode]({picture})", ""]
-    lines += [f"Made by `{card.command}`", f"on {card.made[:10]}: torch {card.machine.torch}, {_machine(card)}.", ""]
+    lines += [f"{MADE_BY}`{card.command}`", f"on {card.made[:10]}: torch {card.machine.torch}, {_machine(card)}.", ""]
     lines += [line for build in card.builds if build.kind == "here" for line in (f"What is here: {here(build)}.", "")]
     lines += ["## Where memory goes", "", *_where(card), "## Modes", "", *_modes(card)]
     lines += ["## Parity", "", *_parity(card), "## Granularity", "", *_granularity(card), *_choices(card)]

@@ -1,5 +1,6 @@
-"""The files of a run card: each is replaced at once, the JSON last."""
+"""The files of a run card: each is replaced at once, the JSON last. Nothing but a card is replaced."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +10,39 @@ from overlay.measure import card, markdown, picture
 
 
 def check(place: Path) -> None:
-    """Whether the files of a card can be written. Raises OverlayError before anything is measured; makes nothing."""
+    """Whether the files of a card can be written, and replace nothing but those of a card. Makes nothing.
+
+    Raises:
+        OverlayError: they cannot, or would; to be said before anything is measured.
+    """
     folder = place.parent.resolve()
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise OverlayError(f"expected a folder that can be written, found {folder}: name another with --out")
+    for suffix, is_ours in ((".json", _is_card), (".md", _is_page)):
+        file = place.with_name(f"{place.name}{suffix}")
+        if file.exists() and not is_ours(file):
+            raise OverlayError(
+                f"expected nothing or a run card at {file}, which would be replaced, found something else: name the "
+                "card with --name, or its folder with --out"
+            )
+
+
+def _is_card(file: Path) -> bool:
+    """Of whatever format: a card of an earlier one may be replaced as well."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"format", "machine", "subject"} <= found.keys()
+
+
+def _is_page(file: Path) -> bool:
+    try:
+        return f"\n{markdown.MADE_BY}`overlay " in file.read_text("utf-8")
+    except (OSError, ValueError):
+        return False
 
 
 def write(made: card.Card, place: Path, *, drawn: bool = True) -> Iterator[Path]:

@@ -11,7 +11,7 @@ import shutil
 import tomllib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -325,17 +325,37 @@ class Lock(_Table):
         for known, package, release in pins:
             if separator and known == wanted and release.version == version:
                 return known, package, release
-        if use == "deliver" and wanted and any(version == one.version for one in self.packages[wanted].releases):
+        if use == "deliver" and wanted:
+            self._check_deliverable(requirement, self.packages[wanted], version)
+        same = [pin for pin in pins if canonicalize_name(pin[0]) == wanted]
+        listed = ", ".join(f"{known}=={release.version}" for known, _, release in same or pins)
+        another = "overlay add-release"
+        if use == "deliver" and wanted and version:
+            another += (
+                f" {wanted}=={version} --use deliver, and the overlay wheel covers what has the same files (overlay "
+                "doctor says so)"
+            )
+        raise OverlayError(
+            f"expected one of the pinned releases ({listed}), found {requirement!r}: name one of these; another one "
+            f"is pinned by {another}"
+        )
+
+    @staticmethod
+    def _check_deliverable(requirement: str, package: Package, version: str) -> None:
+        """Raises OverlayError for a release that is pinned, or known to be right, and not delivered."""
+        pin = next((release for release in package.releases if release.version == version), None)
+        with suppress(InvalidVersion):
+            since = min((Version(fixed.version) for fixed in package.fixed), default=None)
+            if (pin is None or pin.series is None) and since is not None and since <= Version(version):
+                raise OverlayError(
+                    f"{requirement}: expected a release that is patched, found that upstream has none of the faults "
+                    f"since {since}: install it as it is"
+                )
+        if pin is not None:
             raise OverlayError(
                 f"{requirement} is pinned for the tests alone: to deliver it, run overlay add-release {requirement} "
                 "--use deliver"
             )
-        same = [pin for pin in pins if canonicalize_name(pin[0]) == wanted]
-        listed = ", ".join(f"{known}=={release.version}" for known, _, release in same or pins)
-        raise OverlayError(
-            f"expected one of the pinned releases ({listed}), found {requirement!r}: name one of these; another one "
-            "is pinned by overlay add-release"
-        )
 
 
 @dataclass(frozen=True)

@@ -210,6 +210,8 @@ class _Search:
 
     other: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
+    """Those of `failed` that gave no answer, which an index that has no such project does."""
 
 
 def _find(client: "PyPIClient", settings: PipSettings, project: str, artefact: Artefact) -> "Link":
@@ -261,8 +263,12 @@ class Offer:
     yanked: bool
 
 
-def offers(client: "PyPIClient", settings: PipSettings, project: str) -> list[Offer]:
+def offers(client: "PyPIClient", settings: PipSettings, project: str, *, whole: bool = True) -> list[Offer]:
     """Every wheel of a project on the user's indexes, in their order.
+
+    Args:
+        whole: an index that gives no answer is an error, also where another one has some of the wheels; without it that
+            is said.
 
     Raises:
         OverlayError: there is none, or no index can be reached.
@@ -281,6 +287,13 @@ def offers(client: "PyPIClient", settings: PipSettings, project: str) -> list[Of
                 found.append(Offer(version, link.filename, url, digest, link.upload_time, link.is_yanked))
     if not found:
         raise OverlayError(_nowhere(settings, search, f"wheels of {project}", "none"))
+    if search.silent and whole:
+        raise OverlayError(
+            f"{project}: expected an answer of every index, found none of {shown(search.silent[0])}: releases would be "
+            "missing, check the network, and take an index that is not to be asked out of your pip configuration"
+        )
+    for one in search.silent:
+        say(f"an index gave no answer, releases may be missing: {shown(one)}")
     return found
 
 
@@ -381,7 +394,8 @@ def _links(client: "PyPIClient", settings: PipSettings, project: str, search: _S
                     continue
                 yield package.link
         except Exception as error:  # the parsers of pages raise anything where a page is not what it says
-            search.failed.append(f"{url}: {reason(error)[:1000]}")
+            search.silent.append(f"{url}: {reason(error)[:1000]}")
+            search.failed.append(search.silent[-1])
 
 
 def _save(client: "PyPIClient", link: "Link", file: Path, artefact: Artefact) -> None:

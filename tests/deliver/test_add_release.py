@@ -1,6 +1,7 @@
 """`overlay add-release`."""
 
 import re
+import socket
 import subprocess
 
 import pytest
@@ -176,6 +177,18 @@ def test_what_is_no_release_is_refused(sample: Sample, requirement: str) -> None
     said = sample.overlay("add-release", requirement).fails("expected ")
     assert ("the newest is 2.0" in said) == (requirement == "demo==9.9"), said
     assert sample.lock.read_bytes() == before
+
+
+def test_an_index_of_several_that_gives_no_answer(sample: Sample) -> None:
+    """What another one has can be pinned; why a release is not there is said."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sample.variables["PIP_EXTRA_INDEX_URL"] = f"http://127.0.0.1:{listening.getsockname()[1]}/simple"
+    said = "an index gave no answer, releases may be missing: http://127.0.0.1:"
+    done = sample.overlay("add-release", "demo==9.9")
+    assert done.code == 1
+    assert said in done.stderr
+    assert "demo==9.9: expected a wheel for every platform" in done.stderr.splitlines()[-1]
+    assert said in sample.overlay("add-release", offered(sample, "1.0.5")).succeeds().stderr
 
 
 def test_another_file_than_the_index_says(sample: Sample) -> None:

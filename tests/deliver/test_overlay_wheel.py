@@ -181,9 +181,7 @@ def test_a_test_release_that_is_not_as_the_lock_says(sample: Sample) -> None:
 def test_none_is_built_of_named_releases(sample: Sample) -> None:
     sample.apply().succeeds()
     done = sample.apply("demo==1.0").succeeds()
-    assert (
-        "overlay: the overlay wheel is of all pinned releases: none is built of named ones" in done.stderr.splitlines()
-    )
+    assert "overlay: no overlay wheel is built: it has all pinned releases, " in done.stderr
     assert sorted(sample.out.glob("*overlay*.whl")) == [sample.out / PRODUCTS[0]]
     assert "modeling-overlay" not in (sample.out / "constraints.txt").read_text()
     found = listed(sample)

@@ -2,9 +2,11 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,6 +71,15 @@ def test_a_command_that_fails_is_quoted_in_one_line(tmp_path: Path) -> None:
     reason = "No matching distribution found for tiny==3.0"
     assert str(raised.value) == f"tiny cannot be made: {reason}; all that was said is in {log}"
     assert log.read_text("utf-8") == said
+
+
+def test_a_command_that_cannot_say_that_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log is on that disk, too."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    with pytest.raises(
+        OverlayError, match=r"exit status 1 \(no space is left on the disk of .+: free some, or set XDG"
+    ):
+        environments._run("tiny", ["sh", "-c", "exit 1"], tmp_path / "log", lock=0)
 
 
 def test_a_wheel_is_unpacked_once_whatever_its_path(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

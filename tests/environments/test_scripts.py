@@ -90,6 +90,18 @@ def test_the_second_time_it_starts_no_python_to_find_the_environment(made: Made,
     assert again == (0, made.out, "")
 
 
+def test_sh_before_it_is_no_other_shell(made: Made) -> None:
+    """As many type it; the `sh` of Debian and Ubuntu is none that could read it."""
+    script = made.checkout.root / "scripts" / "apply.sh"
+    environment = {**made.checkout.environment, "PATH": made.path, "PYTHON": ""}
+    shell = shutil.which("dash") or shutil.which("sh") or "/bin/sh"
+    command = [shell, str(script), "--out", "two words"]
+    done = subprocess.run(
+        command, cwd=made.checkout.root.parent, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, made.out, "")
+
+
 def test_other_pins_make_another_environment_and_the_first_one_stays(made: Made) -> None:
     made.checkout.pin("2.0")
     code, out, said = made.checkout.run(PATH=made.path, PYTHON="")

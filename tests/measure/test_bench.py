@@ -241,8 +241,8 @@ def here(folder: Path, build: Path, *words: str, **variables: str) -> subprocess
 def test_here_without_what_draws(tmp_path: Path) -> None:
     done = here(tmp_path, installed(STOCK[1]))
     assert done.returncode == 1
-    assert "expected the library matplotlib" in done.stderr
-    assert "pip install --editable '.[bench]'" in done.stderr
+    assert "expected the library matplotlib, found none: --here needs it in this Python" in done.stderr
+    assert "--no-picture" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -383,6 +383,29 @@ def test_drawing_a_card_again(tmp_path: Path) -> None:
     assert bench("draw", beside, "--no-picture").returncode == 0
     assert sorted(path.name for path in tmp_path.glob("beside.*")) == ["beside.json", "beside.md"]
     assert beside.read_bytes() == Path(CARDS[0]).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["card.json", "card.md"])
+@pytest.mark.parametrize(
+    "arguments", [("llama", "--name", "card"), ("draw", CARDS[0], "--out", ".")], ids=["run", "draw"]
+)
+def test_nothing_but_a_card_is_replaced(tmp_path: Path, arguments: tuple[str, ...], name: str) -> None:
+    """And that is said before anything is measured."""
+    file = tmp_path / name.replace("card", "llama" if arguments[0] == "draw" else "card")
+    file.write_text('{"model_type": "llama"}', "utf-8")
+    done = bench(*arguments, "--no-picture", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"expected nothing or a run card at {file.name}, " in done.stderr
+    assert [path.read_text("utf-8") for path in tmp_path.iterdir()] == ['{"model_type": "llama"}']
+
+
+def test_a_configuration_stays_beside_its_card(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text('{"model_type": "llama"}', "utf-8")
+    assert "card: mine-card.json, " in bench("mine.json", "--dry-run", folder=tmp_path).stdout
+    done = bench("./mine.json", "--dry-run", "--out", tmp_path, folder=tmp_path)
+    assert f"card: {tmp_path}/mine-card.json, " in done.stdout
+    assert "card: cards/mine.json, " in bench("mine.json", "--dry-run", "--out", "cards", folder=tmp_path).stdout
 
 
 def test_cards_of_other_builds_are_not_compared(tmp_path: Path) -> None:

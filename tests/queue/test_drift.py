@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -236,6 +237,19 @@ def test_a_hash_that_is_a_path(drifted: Sample, server: Server) -> None:
 def test_an_index_without_the_project(drifted: Sample, server: Server) -> None:
     shutil.rmtree(drifted.index / "plain")
     drifted.overlay("drift", "plain").fails(f"expected wheels of plain on {server.url}, found none", "404")
+
+
+def test_an_index_of_several_that_gives_no_answer(drifted: Sample, server: Server) -> None:
+    """Half of the releases are no table. One that has no such project is no failure."""
+    drifted.variables["PIP_EXTRA_INDEX_URL"] = f"{server.url}/other"
+    assert drifted.overlay("drift").succeeds().stdout == TABLE
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        closed = f"http://user:geheim@127.0.0.1:{listening.getsockname()[1]}/simple"
+    drifted.variables["PIP_EXTRA_INDEX_URL"] = closed
+    done = drifted.overlay("drift")
+    said = done.fails("demo: expected an answer of every index, found none of http://127.0.0.1:", "check the network")
+    assert "geheim" not in said
+    assert done.stdout == ""
 
 
 def test_a_library_that_is_not_installed(drifted: Sample, server: Server, tmp_path: Path) -> None:

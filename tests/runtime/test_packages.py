@@ -741,6 +741,30 @@ def test_a_checkout_is_mended_by_the_wheel_that_it_built(tmp_path: Path) -> None
     done = shell(site, command[1])  # as it stands there, on two lines
     assert done.returncode == 0, done.stderr
     assert one(report(site))["state"] == "overlaid"
+    beside = shell(site, DOCTOR, PYTHONPATH=str(checkout)).stdout  # the installed one is active there, too
+    assert "active in every process, by modeling_overlay.pth" in beside
+    off = shell(site, DOCTOR, PYTHONPATH=str(checkout), MODELING_OVERLAY="0").stdout
+    assert "off: MODELING_OVERLAY is 0" in off
+    assert "unset MODELING_OVERLAY" in off
+
+
+@pytest.mark.parametrize("project", ["transformers", "transformer_engine"])
+def test_a_checkout_that_was_asked_for_some_releases(asked: Site, project: str) -> None:
+    """Has no word on the others: by the nearest release of those they would have its faults, or none."""
+    put(asked, T5141, "5.14.1")
+    place = Path(asked.variables["PYTHONPATH"]) / "overlay" / "patched" / "manifest.json"
+    found = json.loads(place.read_bytes())
+    found["releases"] = [one for one in found["releases"] if one["version"] == "5.14.1"]
+    place.write_text(json.dumps(found | {"complete": False, "right": {}}), encoding="utf-8")
+    assert one(report(asked))["state"] == "stock"
+    version = "5.24.0" if project == "transformers" else "2.13.0"
+    put(asked, release(project, version), version)
+    if project == "transformers":
+        shutil.rmtree(asked.packages / "transformers-5.14.1.dist-info")
+    done = asked.command("-m", "overlay", "doctor")
+    assert done.code == 1
+    assert f"to know {project} {version} by, found those of transformers 5.14.1 alone" in done.said
+    assert done.said.rstrip().endswith("run it without a release")
 
 
 def test_off_is_mended_by_unsetting(venv: Site) -> None:
