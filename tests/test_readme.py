@@ -1,9 +1,11 @@
 """Every command in README.md and docs/ works, in a fresh clone, in the order in which they stand there."""
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ import pytest
 
 from overlay import commands, environments, processes
 from overlay.queue import lock, source
+from tests.ports import reserved
 from tests.variants import PATCHED, ROOT, installed, run_worker
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -47,6 +50,9 @@ READ_BY_TESTS: dict[str, tuple[str, ...]] = {
     "scaling.md": ("py",),
 }
 """Blocks of other languages in the pages of docs/, which tests of their own take from there and run."""
+
+PORT = "8765"
+"""Which README.md gives to its server; here it may be somebody else's."""
 
 CHECKOUT_RELEASE = "5.22.2"
 MODEL_TEST = """
@@ -117,9 +123,13 @@ def test_continuous_integration_runs_the_tests_as_the_readme_gives_them() -> Non
 
 
 class Clone:
-    """A fresh clone with a checkout of upstream beside it, and an empty virtual environment that is active."""
+    """A fresh clone with a checkout of upstream beside it, and an empty virtual environment that is active.
 
-    def __init__(self, folder: Path) -> None:
+    Its server listens to a port of this run's own.
+    """
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.port = port
         self.folder = folder / "modeling-overlay"
         self.environment = folder / "environment"
         self.background: list[subprocess.Popen[bytes]] = []
@@ -173,17 +183,21 @@ class Clone:
                 shell, cwd=self.folder, env=kept, start_new_session=True, stdin=nothing, stdout=nothing, stderr=nothing
             )
             self.background.append(process)
-            time.sleep(1)
-            return subprocess.CompletedProcess(shell, process.poll() or 0, "", "")
+            while process.poll() is None:
+                with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
+                    return subprocess.CompletedProcess(shell, 0, "", "")
+                time.sleep(0.05)
+            return subprocess.CompletedProcess(shell, 1, "", f"{command}: it ended with {process.returncode}")
         return subprocess.run(shell, cwd=self.folder, env=kept, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
-    clone = Clone(tmp_path_factory.mktemp("readme"))
-    yield clone
-    for process in clone.background:
-        processes.kill_group(process)
+    with reserved() as port:
+        clone = Clone(tmp_path_factory.mktemp("readme"), port)
+        yield clone
+        for process in clone.background:
+            processes.kill_group(process)
 
 
 @pytest.mark.parametrize("command", list(dict.fromkeys([*COMMANDS, *LATER])))
@@ -260,4 +274,4 @@ def prepared(command: str, clone: Clone) -> str:
         pins.write_text(
             pins.read_text("utf-8").replace('id = "cdb75de"', f'id = "{clone.commit[:7]}"'), encoding="utf-8"
         )
-    return command
+    return command.replace(PORT, str(clone.port))

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from overlay import environments, processes
+from tests.ports import reserved
 
 Answer = tuple[int, Mapping[str, str], bytes]
 """Status, headers and body."""
@@ -27,23 +28,21 @@ Answer = tuple[int, Mapping[str, str], bytes]
 USER, PASSWORD = "somebody", "a secret of the tests"
 
 
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
 @contextlib.contextmanager
 def running(command: Sequence[object], port: int, log: Path) -> Iterator[str]:
-    """A server's process; gives its address as soon as it answers, and leaves nothing running."""
+    """A server's process; gives its address as soon as it answers, and leaves nothing running.
+
+    Args:
+        port: which it listens to, and which is reserved.
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(
             list(map(str, command)), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                 break
             assert process.poll() is None, log.read_text("utf-8", "replace")
             assert time.monotonic() < deadline, log.read_text("utf-8", "replace")
@@ -56,9 +55,8 @@ def running(command: Sequence[object], port: int, log: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def static(folder: Path, scratch: Path) -> Iterator[str]:
     """Python's own file server."""
-    port = free_port()
-    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", folder, str(port)]
-    with running(command, port, scratch / "http.log") as address:
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", folder]
+    with reserved() as port, running([*command, port], port, scratch / "http.log") as address:
         yield address
 
 
@@ -124,10 +122,12 @@ def nginx(folder: Path, scratch: Path) -> Iterator[str]:
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
         pytest.skip("nginx is not on PATH")
-    port, configuration = free_port(), scratch / "nginx.conf"
-    configuration.write_text(NGINX.format(scratch=scratch, port=port, folder=folder), "utf-8")
-    with running([program, "-c", configuration, "-e", "stderr"], port, scratch / "nginx.log") as address:
-        yield address
+    configuration = scratch / "nginx.conf"
+    command = [program, "-c", configuration, "-e", "stderr"]
+    with reserved() as port:
+        configuration.write_text(NGINX.format(scratch=scratch, port=port, folder=folder), "utf-8")
+        with running(command, port, scratch / "nginx.log") as address:
+            yield address
 
 
 @dataclass(frozen=True)
@@ -141,29 +141,32 @@ class Index:
 @contextlib.contextmanager
 def pypiserver(scratch: Path, *more: str) -> Iterator[Index]:
     """pypiserver, of which uploads ask for a password; with `more` options."""
-    packages, passwords, port = scratch / "packages", scratch / "htpasswd", free_port()
+    packages, passwords = scratch / "packages", scratch / "htpasswd"
     packages.mkdir()
     hashed = base64.b64encode(hashlib.sha1(PASSWORD.encode(), usedforsecurity=False).digest()).decode()
     passwords.write_text(f"{USER}:{{SHA}}{hashed}\n", "utf-8")
     program = environments.python("indexes").with_name("pypi-server")
-    options = ["-i", "127.0.0.1", "-p", str(port), "--disable-fallback", "-a", "update", "-P", passwords, *more]
-    with running([program, "run", *options, packages], port, scratch / "pypiserver.log") as address:
+    options = ["-i", "127.0.0.1", "--disable-fallback", "-a", "update", "-P", passwords, *more]
+    with (
+        reserved() as port,
+        running([program, "run", "-p", port, *options, packages], port, scratch / "pypiserver.log") as address,
+    ):
         yield Index(f"{address}/", f"{address}/simple/")
 
 
 @contextlib.contextmanager
 def devpi(scratch: Path) -> Iterator[Index]:
     """devpi-server, with one user and one index that knows no other."""
-    programs, port = environments.python("indexes").parent, free_port()
+    programs = environments.python("indexes").parent
     storage = ["--serverdir", str(scratch / "devpi")]
     subprocess.run(
         [programs / "devpi-init", *storage, "--no-root-pypi", "--root-passwd", PASSWORD],
         check=True,
         capture_output=True,
     )
-    options = ["--host", "127.0.0.1", "--port", str(port)]
-    options += ["--argon2-memory-cost=8", "--argon2-parallelism=1", "--argon2-time-cost=1"]  # else ten seconds
-    with running([programs / "devpi-server", *storage, *options], port, scratch / "devpi.log") as address:
+    command = [programs / "devpi-server", *storage, "--host", "127.0.0.1"]
+    command += ["--argon2-memory-cost=8", "--argon2-parallelism=1", "--argon2-time-cost=1"]  # else ten seconds
+    with reserved() as port, running([*command, "--port", port], port, scratch / "devpi.log") as address:
         ask(f"{address}/{USER}", "PUT", {"password": PASSWORD})
         token = ask(f"{address}/+login", "POST", {"user": USER, "password": PASSWORD})["result"]["password"]  # type: ignore[index]
         known = base64.b64encode(f"{USER}:{token}".encode()).decode()
@@ -177,6 +180,6 @@ def ask(address: str, method: str, body: Mapping[str, object], known: str = "") 
         {"X-Devpi-Auth": known} if known else {}
     )
     request = urllib.request.Request(address, json.dumps(body).encode(), headers, method=method)  # noqa: S310
-    with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=600) as response:  # noqa: S310
         answer: dict[str, object] = json.load(response)
     return answer
