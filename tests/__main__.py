@@ -1,8 +1,12 @@
 """`scripts/test.sh [SUITE] [ARGUMENT...]`: all the tests, or one suite of them; the arguments go to pytest."""
 
+import contextlib
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -42,12 +46,25 @@ All options of pytest: scripts/test.sh --help-pytest
 
 def main(arguments: list[str]) -> int:
     """The exit status: that of pytest or of a suite, 2 for wrong usage, 130 where somebody stopped it."""
-    with stopping.stopped_by_signals() as stopped:
+    with _temporary_files(), stopping.stopped_by_signals() as stopped:
         try:
             status = _run(arguments)
         except KeyboardInterrupt:
             sys.stderr.write("overlay: stopped\n")
     return 130 if stopped else status
+
+
+@contextlib.contextmanager
+def _temporary_files() -> Iterator[None]:
+    """Those of all tests are in a folder that goes with them: what a test kills cleans nothing up.
+
+    pytest keeps its own for a while, and where they were.
+    """
+    kept = os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(prefix="overlay-tests-", ignore_cleanup_errors=True) as folder:
+        variables = {"TMPDIR": folder, "PYTEST_DEBUG_TEMPROOT": kept}
+        with mock.patch.dict(os.environ, variables), mock.patch.object(tempfile, "tempdir", folder):
+            yield
 
 
 def _run(arguments: list[str]) -> int:

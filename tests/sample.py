@@ -27,6 +27,7 @@ from typing import NoReturn
 
 from overlay import cli
 from overlay.deliver import overlay_wheel
+from tests import signals
 
 PROJECT = Path(__file__).resolve().parents[1]
 WHEELS = ("demo-1.0", "demo-1.1", "demo-2.0", "plain-3.0")
@@ -415,7 +416,7 @@ class Sample:
         if not prefix and not own:
             return Done(command, *_forked(command[4:], where, self.environment()))
         done = subprocess.run(
-            command, cwd=where, env=self.environment(), capture_output=True, encoding="utf-8", timeout=120, check=False
+            command, cwd=where, env=self.environment(), capture_output=True, encoding="utf-8", timeout=600, check=False
         )
         return Done(command, done.returncode, done.stdout, done.stderr)
 
@@ -429,7 +430,7 @@ class Sample:
             self.command(*arguments),
             cwd=self.folder,
             env=self.environment(),
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a shell's background
+            preexec_fn=signals.heard,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
@@ -515,7 +516,7 @@ def _become(
 ) -> NoReturn:
     code = 99
     try:
-        signal.alarm(120)
+        signal.alarm(600)
         for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), *outputs)):
             os.dup2(descriptor, number)
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

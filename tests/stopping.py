@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-GRACE = 5.0
+GRACE = 30.0
 """Seconds for cleaning up."""
 
 _PR_SET_CHILD_SUBREAPER = 36

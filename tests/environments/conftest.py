@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import signals
 from tests.variants import ROOT
 
 MAIN = "import json, os, sys\nimport tiny\nprint(json.dumps([sys.argv[1:], os.getcwd(), tiny.VERSION, sys.prefix]))\n"
@@ -69,12 +70,13 @@ class Checkout:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=signals.heard,
         )
 
     def run(self, *arguments: str, script: Path | None = None, **changes: str) -> tuple[int, str, str]:
         """Exit status, stdout and stderr of `scripts/apply.sh`, with changes to the process environment."""
         process = self.start(*arguments, script=script, **changes)
-        out, said = process.communicate(timeout=120)
+        out, said = process.communicate(timeout=600)
         return process.returncode, out, said
 
 

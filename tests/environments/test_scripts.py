@@ -5,10 +5,13 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -112,26 +115,36 @@ def test_other_pins_make_another_environment_and_the_first_one_stays(made: Made)
     assert (code, json.loads(out)[2:], said) == (0, ["1.0", made.prefix], "")
 
 
+@contextlib.contextmanager
+def silent_index() -> Iterator[tuple[socket.socket, dict[str, str]]]:
+    """A server that answers nothing, and what has pip wait for it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(600)
+        index = {"PIP_INDEX_URL": f"http://127.0.0.1:{server.getsockname()[1]}/", "PIP_TIMEOUT": "3600"}
+        yield server, {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_RETRIES": "0", **index}
+
+
 def test_after_a_kill_the_next_one_waits_for_what_is_still_running_and_makes_it_again(checkout: Checkout) -> None:
     command = [sys.executable, "-P", "-m", "overlay.environments", "queue"]
-    environment = {**checkout.environment, "PYTHONPATH": str(checkout.root)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not list(checkout.cache.glob("environments/queue-*/lib*/python*/site-packages/pip")):
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()  # itself alone: the installer that it had started goes on
-    process.wait()
-    (home,) = checkout.cache.glob("environments/queue-*/")
-    (home / "left behind").touch()
+    with silent_index() as (server, settings):
+        environment = {**checkout.environment, **settings, "PYTHONPATH": str(checkout.root)}
+        killed = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        connection, _ = server.accept()
+        killed.kill()  # itself alone: the installer that it had started goes on
+        killed.wait()
+        (home,) = checkout.cache.glob("environments/queue-*/")
+        (home / "left behind").touch()
 
-    both = [checkout.start(), checkout.start()]
-    results = [process.communicate(timeout=120) for process in both]
+        both = [checkout.start(), checkout.start()]
+        for process in both:
+            assert process.stderr is not None
+            assert process.stderr.readline().endswith("; waiting for it\n")
+        connection.close()
+    results = [process.communicate(timeout=600) for process in both]
     assert [process.returncode for process in both] == [0, 0], results
     assert [json.loads(out)[2:] for out, _ in results] == [["1.0", str(home)]] * 2
     assert not (home / "left behind").exists()
-    said = "".join(said for _, said in results)
-    assert said.count("making the environment") == 1
-    assert said.count("; waiting for it\n") == 2
+    assert "".join(said for _, said in results).count("making the environment") == 1
 
 
 def test_no_network(checkout: Checkout) -> None:
@@ -225,6 +238,23 @@ def test_what_measures_time_runs_after_everything_else(
     assert calls == expected[: 1 if first == 2 else 2]
 
 
+def test_temporary_files_go_with_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of processes that a test kills; and all is as before."""
+    made: list[Path] = []
+
+    def pytest_main(given: list[str]) -> int:
+        made.append(Path(tempfile.mkdtemp()))
+        made.append(Path(subprocess.check_output(["mktemp"], text=True).strip()))
+        return 0
+
+    monkeypatch.setattr(pytest, "main", pytest_main)
+    monkeypatch.chdir("/")
+    before = tempfile.gettempdir(), dict(os.environ)
+    assert suites.main(["--collect-only"]) == 0
+    assert [path.exists() for path in made] == [False, False]
+    assert (tempfile.gettempdir(), dict(os.environ)) == before
+
+
 def test_pip_settings_that_would_install_elsewhere_are_left_out(checkout: Checkout, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     code, out, said = checkout.run(PIP_TARGET=str(elsewhere), PIP_USER="0", PIP_DRY_RUN="1")
@@ -258,12 +288,13 @@ def test_a_misspelt_suite_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> 
 def test_who_stops_it_while_it_makes_the_environment_stops_the_installer(
     checkout: Checkout, number: signal.Signals
 ) -> None:
-    process = checkout.start()
-    while not list(checkout.cache.glob("environments/queue-*/lib*/python*/site-packages/pip")):
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=30)
+    with silent_index() as (_, settings):  # so that it is not done before the signal
+        process = replace(checkout, environment={**checkout.environment, **settings}).start()
+        while not list(checkout.cache.glob("environments/queue-*/lib*/python*/site-packages/pip")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=600)
     assert (process.returncode, said.splitlines()[-1]) == (
         130,
         "overlay: interrupted: the environment is made anew by the next run",

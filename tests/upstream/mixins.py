@@ -13,7 +13,7 @@ from tests.variants import ROOT, Variant, installed
 
 WORKER = Path(__file__).with_name("mixins_worker.py")
 FILE = "test_families.py"
-TIMEOUT = 900.0
+TIMEOUT = 1800.0
 
 CHECKPOINTING = (
     "test_training_gradient_checkpointing",
@@ -81,7 +81,7 @@ def run(variant: Variant, only: Sequence[str] = (), variables: dict[str, str] | 
         tests = [identifier(*test) for test in names(variant.release, only)]
         code, outcomes = session.run(
             folder,
-            ["-q", "--disable-warnings", "--tb=short", "--timeout=300", *tests],
+            ["-q", "--disable-warnings", "--tb=short", "--timeout=900", *tests],
             session.transformers(build, folder, variables=variables),
             timeout=TIMEOUT,
         )

@@ -81,7 +81,8 @@ def run(
         "TOKENIZERS_PARALLELISM": "false",
         **setup.variables,
     }
-    environment.pop("PYTEST_ADDOPTS", None)
+    for name in ("PYTEST_ADDOPTS", "PYTEST_DEBUG_TEMPROOT"):
+        environment.pop(name, None)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # half of the time to import transformers
     command = [str(setup.interpreter), "-m", "pytest", *named, "-p", "no:cacheprovider", *arguments]
     end = time.monotonic() + timeout

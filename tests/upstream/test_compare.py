@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import signals
 from tests.test_processes import alive
 from tests.upstream import compare, comparison
 from tests.upstream.outcomes import Difference, Outcomes
@@ -195,12 +196,12 @@ def test_who_stops_it_leaves_no_processes_and_no_files(tree: Path, tmp_path: Pat
         env=os.environ | {"DEMO_PROCESSES": str(processes), "TMPDIR": str(temporary)},
         stderr=subprocess.PIPE,
         encoding="utf-8",
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored in a shell's background
+        preexec_fn=signals.heard,
     )
     try:
         wait_for(lambda: any(processes.iterdir()))
         process.send_signal(number)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=600)[1]
     finally:
         process.kill()
     assert (process.returncode, said.splitlines()[-1]) == (130, "overlay: stopped")
@@ -249,7 +250,7 @@ def test_what_is_missing_is_lost() -> None:
     ]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it took too long"
