@@ -33,6 +33,10 @@ COLLECTIVE = timedelta(seconds=60)
 _HEARTBEAT = 20.0
 """Seconds; far less than a reader of rows waits."""
 
+_LOST = "another rank has ended, or hangs"
+_MOMENT = 3.0
+"""Seconds in which a rank that others have lost has ended: it closes its connections a little before."""
+
 
 def train(
     worlds: Sequence[int],
@@ -120,11 +124,15 @@ def _follow(ranks: Sequence[Any], folder: Path, found: Any, put: Callable[[Any],
     """Until all ranks have ended.
 
     Raises:
-        SystemExit: as soon as one of them has ended with an error; says of the first one what that was.
+        SystemExit: as soon as one of them has ended with an error; says of the first one what that was, and where that
+            is no more than that it has lost another, of that one.
     """
-    running, more = dict(enumerate(ranks)), True
+    running, more, lost = dict(enumerate(ranks)), True, ""
     while more or running:
-        ready = connection.wait([*([found] if more else []), *(process.sentinel for process in running.values())])
+        waits = [*([found] if more else []), *(process.sentinel for process in running.values())]
+        ready = connection.wait(waits, _MOMENT if lost else None)
+        if not ready:
+            break
         if found in ready:
             row = _next(found)
             more = row is not None
@@ -139,8 +147,13 @@ def _follow(ranks: Sequence[Any], folder: Path, found: Any, put: Callable[[Any],
         words = {rank: folder / f"error-{rank}" for rank, process in ended.items() if process.exitcode}
         if silent := [rank for rank, word in words.items() if not word.exists()]:
             sys.exit(f"rank {silent[0]} {rows.how(ended[silent[0]].exitcode)}")
-        if words:
-            sys.exit(min(words.values(), key=lambda word: word.stat().st_mtime_ns).read_text("utf-8"))
+        for word in sorted(words.values(), key=lambda word: word.stat().st_mtime_ns):
+            said = word.read_text("utf-8")
+            if not said.startswith(_LOST):
+                sys.exit(said)
+            lost = lost or said
+    if lost:
+        sys.exit(lost)
 
 
 def _next(found: Any) -> Any:
@@ -172,7 +185,7 @@ def agreed(error: Exception) -> None:
         dist.barrier()
     except RuntimeError:
         said = re.sub(r"\[\S+:\d+\] ", "", str(error))  # where that is in the sources of gloo
-        sys.exit(f"another rank has ended, or hangs: {said}")
+        sys.exit(f"{_LOST}: {said}")
 
 
 def _started(rank: int, world: int, folder: Path, task: Task, backend: str, parent: int, finds: Any) -> None:
