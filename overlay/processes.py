@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds that the kernel has to end what is killed: more than it takes under load, for a process whose disk hangs."""
 
 

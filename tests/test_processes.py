@@ -1,6 +1,7 @@
 """What a process has started ends with it, however it ends."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,9 +19,7 @@ code = "import time; taken = bytearray(b'x') * (400 << 20); print(flush=True); t
 child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, file=sys.stderr, flush=True)
-if sys.argv[1] == "hang":
-    child.wait()
-sys.exit(3)
+sys.exit(3) if sys.argv[1] == "fail" else child.wait()
 """
 """What it has started has so much memory that the kernel takes a while to end it."""
 
@@ -28,16 +27,30 @@ sys.exit(3)
 def alive(pid: int) -> bool:
     """Whether a process runs; one that has ended and waits for init to notice does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] not in "ZX"
     except (ProcessLookupError, FileNotFoundError):
         return False
 
 
-@pytest.mark.parametrize(("ending", "code"), [("hang", None), ("fail", 3)])
-def test_none_is_left_behind(ending: str, code: int | None) -> None:
-    found, said = run_group([sys.executable, "-c", CHILD, ending], dict(os.environ), timeout=5)
-    assert found == code
+def test_none_is_left_behind_by_what_is_killed() -> None:
+    command = [sys.executable, "-c", CHILD, "hang"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None
+    with process.stderr:
+        pid = int(process.stderr.readline())
+        processes.kill_group(process)
+    assert not alive(pid)
+
+
+def test_none_is_left_behind_by_what_fails() -> None:
+    found, said = run_group([sys.executable, "-c", CHILD, "fail"], dict(os.environ), timeout=600)
+    assert found == 3
     assert not alive(int(said))
+
+
+def test_what_takes_too_long_is_killed() -> None:
+    """However far it has come by then."""
+    assert run_group(["sleep", "600"], dict(os.environ), timeout=0.1) == (None, "")
 
 
 def test_what_has_ended_and_is_waited_for_by_nobody_does_not_run() -> None:

@@ -27,7 +27,7 @@ CHANNEL = "OVERLAY_ROWS"
 _LONGEST = 4000
 """Characters of what a worker wrote to stderr that its error has."""
 
-_LAST_WORDS = 5.0
+_LAST_WORDS = 30.0
 """Seconds that a worker has to end, once it has closed its channel."""
 
 _PR_SET_PDEATHSIG = 1

@@ -53,7 +53,7 @@ class Turn:
         line = self.replies.readline() if ready else ""
         if not line:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(5 if ready else 0)  # its last words may still be on their way
+                self.process.wait(30 if ready else 0)  # its last words may still be on their way
             self.said.seek(0)
             ended = "was killed" if self.process.poll() == -signal.SIGKILL else "ended"
             how = ended if ready else f"took more than {self.timeout:.0f} s"
