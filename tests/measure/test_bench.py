@@ -1,5 +1,6 @@
 """`overlay bench` as it is run: on all builds, on two ranks, with models that are wrong, and interrupted."""
 
+import contextlib
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ import pytest
 from overlay import environments
 from overlay.measure import card
 from overlay.measure.presets import MODELS
+from tests import signals
 from tests.variants import LATEST, PATCHED, ROOT, STOCK, Variant, installed, overlay_wheel
 
 CARDS = tuple(str(ROOT / "docs" / "cards" / f"{model}.json") for model in ("llama", "t5"))
@@ -433,36 +435,51 @@ def test_lines_are_as_wide_as_the_terminal(tmp_path: Path, columns: int) -> None
 
 def on_terminal(columns: int, *words: str) -> list[str]:
     ours, theirs = pty.openpty()
-    subprocess.run([*COMMAND, *words], env=VARIABLES | {"COLUMNS": str(columns)}, stdout=theirs, check=True)
-    said = os.read(ours, 10_000).decode()
+    running = subprocess.Popen([*COMMAND, *words], env=VARIABLES | {"COLUMNS": str(columns)}, stdout=theirs)
     os.close(theirs)
-    os.close(ours)
-    return said.splitlines()
+    said = b""
+    with contextlib.suppress(OSError), open(ours, "rb", buffering=0) as terminal:  # noqa: PTH123 - a descriptor
+        while read := terminal.read(4096):
+            said += read
+    assert running.wait() == 0
+    return said.decode().splitlines()
 
 
 def test_interrupted(tmp_path: Path) -> None:
     """No process and no file is left."""
-    command = [*COMMAND, "llama", *TINY, "--ddp", "2", "--builds", "patched", "--out", str(tmp_path)]
-    mark = {"OVERLAY_TEST_MARK": tmp_path.name}
-    with subprocess.Popen(command, env=VARIABLES | mark, stderr=subprocess.PIPE, text=True) as process:
+    command = [
+        *COMMAND,
+        "llama",
+        *TINY,
+        "--ddp",
+        "2",
+        "--builds",
+        "patched",
+        "--out",
+        str(tmp_path),
+        "--rounds",
+        "9999",
+    ]
+    mark = {"OVERLAY_TEST_MARK": str(tmp_path)}
+    with subprocess.Popen(
+        command, env=VARIABLES | mark, stderr=subprocess.PIPE, text=True, preexec_fn=signals.heard
+    ) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "off: parity" in line:
                 break
-        assert len(marked(tmp_path.name)) >= 3
+        while len(marked(tmp_path)) < 3:
+            assert process.poll() is None
+            time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
     assert process.returncode == 130
     assert said.splitlines()[-1].startswith("overlay: interrupted")
-    for _ in range(50):  # the kernel takes a moment
-        if not marked(tmp_path.name):
-            break
-        time.sleep(0.1)
-    assert marked(tmp_path.name) == []
+    assert marked(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def marked(mark: str) -> list[str]:
+def marked(mark: Path) -> list[str]:
     """The processes whose environment has the mark."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):

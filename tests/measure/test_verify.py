@@ -20,6 +20,7 @@ from overlay.measure.builds import Build
 from overlay.measure.experiments import zero3
 from overlay.measure.experiments.experiment import Experiment, Row
 from overlay.measure.experiments.table import Cell, Line
+from tests import signals
 from tests.variants import ROOT
 
 SCHEMA = json.loads((ROOT / "overlay" / "measure" / "verify.schema.json").read_text("utf-8"))
@@ -452,17 +453,48 @@ def test_a_rank_that_has_nothing_to_run_says_so(
     assert capsys.readouterr() == ("", f"overlay: {said}\n")
 
 
-def test_stopped_and_run_again_for_a_program() -> None:
-    line = [sys.executable, "-P", "-m", "overlay", "verify", "te", "--against", "stock,patched", "--json"]
-    line += ["--release", "2.14.0"]  # which no other test asks for: the cache is the user's
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as first:
+PROGRAM = """
+import os, time
+from pathlib import Path
+from overlay import cli
+from overlay.measure import verify
+from overlay.queue import kept
+
+kept._place = lambda kind, key: Path(os.environ["KEPT"], kind, key)
+progress = verify.Progress
+
+def waits(what, *more):
+    begun = progress(what, *more)
+    if os.environ["WAITS_AT"] in what:
+        time.sleep(3600)
+    return begun
+
+verify.Progress = waits
+cli.main()
+"""
+"""`overlay`, with a place of its own for what it keeps, for that of the user's cache is shared with other runs of these
+tests; and it waits where a measurement begins."""
+
+
+def test_stopped_and_run_again_for_a_program(tmp_path: Path) -> None:
+    line = [sys.executable, "-P", "-c", PROGRAM, "verify", "te", "--against", "stock,patched", "--json"]
+    line += ["--release", "2.14.0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "KEPT": str(tmp_path), "WAITS_AT": "te on patched"}
+    with subprocess.Popen(
+        line,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=signals.heard,
+    ) as first:
         assert first.stderr is not None
         assert first.stdout is not None
         assert any("te on patched 2.14.0: 171 measurements" in said for said in first.stderr)
         first.send_signal(signal.SIGTERM)
         assert first.stdout.read() == ""
         assert first.wait() == 130
+    environment["WAITS_AT"] = "nothing"
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert "te on stock 2.14.0: measured already" in done.stderr
     assert (done.returncode, done.stderr.count("measurements")) == (0, 1), done.stderr

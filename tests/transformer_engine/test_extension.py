@@ -10,21 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from overlay import progress
 from overlay.errors import OverlayError
+from tests import signals
 from tests.transformer_engine.native import extension
 from tests.variants import ROOT
 
 WHEEL = "transformer_engine_torch-1.0-cp311-cp311-linux_x86_64.whl"
 
 BUILDS = f"""
-echo '[1/2] c++ one.o'; sleep 1; echo '[2/2] c++ two.o'; sleep 1
 env | sort > "$folder/variables"
 echo "$@" >> "$folder/builds"
 while [[ $1 != --wheel-dir ]]; do shift; done
 mkdir -p "$2"; echo wheel > "$2/{WHEEL}"
 """
+COMPILES = """
+echo '[1/2] c++ one.o'
+until [[ -e $folder/shown ]]; do sleep 0.05; done
+echo '[2/2] c++ two.o'
+"""
 FAILS = "echo \"one.cpp:3:1: fatal error: nothing.h: No such file\"; echo 'ERROR: Failed building wheel'; exit 1"
-HANGS = 'echo $$ > "$folder/running"; sleep 100'
+HANGS = 'echo $$ > "$folder/running"; sleep 3600'
 
 
 class Environment:
@@ -63,7 +69,14 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
 def test_it_is_built_once_and_shows_that_it_is_alive(
     environment: Environment, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def say(text: str) -> None:
+        progress.say(text)
+        if text.startswith("compiled 1 "):
+            (environment.folder / "shown").touch()
+
+    monkeypatch.setattr(extension, "say", say)
     monkeypatch.setattr(extension, "EVERY", 0)
+    environment.does(COMPILES + BUILDS)
     wheel = environment.built()
     assert wheel.name == WHEEL
     said = capfd.readouterr().err
@@ -170,13 +183,15 @@ from tests.transformer_engine.native import extension
 extension.built(pathlib.Path({str(environment.sdist)!r}), pathlib.Path({str(environment.python)!r}))
 """
     variables = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-c", code], env=variables, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=variables, stderr=subprocess.DEVNULL, preexec_fn=signals.heard
+    )
     running = environment.folder / "running"
     while not (running.is_file() and running.read_text()):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
-    process.wait(120)
+    process.wait(600)
     child = int(running.read_text())
     if number == signal.SIGINT:
         with pytest.raises(ProcessLookupError):
