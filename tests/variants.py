@@ -128,7 +128,7 @@ def run(
     torch: str = "2.13",
     environment: str = "train",
     beside: Sequence[str] = (),
-    timeout: float = 300,
+    timeout: float = 1200,
 ) -> Any:
     """What `script RESULT.json ARGUMENT...` wrote to its first argument, run in a process of its own.
 
@@ -155,7 +155,7 @@ def experiment(
     ranks: Sequence[int] = (),
     torch: str = "2.13",
     beside: Sequence[str] = (),
-    timeout: float = 300,
+    timeout: float = 1200,
     **told: Any,
 ) -> tuple[Row, list[Row]]:
     """What an experiment finds with a variant: the versions that it had, and its rows.
@@ -185,7 +185,7 @@ def run_worker(
     interpreter: Path,
     laid_over: Sequence[Path],
     variables: Mapping[str, str] | None = None,
-    timeout: float = 300,
+    timeout: float = 1200,
 ) -> Any:
     """As `run`, with an interpreter, folders to put on PYTHONPATH, and environment variables beside the usual ones.
 

@@ -999,7 +999,7 @@ class Gate:
 
     def stop(self, index: int) -> None:
         self.done.release()
-        self.go[index].acquire(timeout=30)
+        self.go[index].acquire(timeout=300)
 
 
 def in_threads(layers: Layers, gated: Callable[[nn.Module], nn.Module], order: tuple[str, ...]) -> list[Any]:
@@ -1032,9 +1032,9 @@ def in_threads(layers: Layers, gated: Callable[[nn.Module], nn.Module], order: t
             threads[int(index)].start()
         else:
             gate.go[int(index)].release()
-        gate.done.acquire(timeout=30)
+        gate.done.acquire(timeout=300)
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
     for handle in handles:
         handle.remove()
     return results

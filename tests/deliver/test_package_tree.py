@@ -650,7 +650,7 @@ def test_another_run_writes_the_copy_meanwhile(sample: Sample, meanwhile: str) -
             lay(made, {"mine": b"mine"})
         made.rename(sample.out)
         before = sample.out.stat().st_ino, kept(sample.out)
-    said = run.communicate(timeout=60)[1].splitlines()
+    said = run.communicate(timeout=600)[1].splitlines()
     if meanwhile == "this copy":
         assert (run.returncode, said) == (0, [f"overlay: {sample.out} is this copy already"])
     else:

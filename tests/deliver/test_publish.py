@@ -416,7 +416,7 @@ def test_two_at_once_lose_nothing(built: Sample, tmp_path: Path) -> None:
     to(built, tmp_path / "first", built.folder / "dist-1.0").succeeds()
     shutil.copytree(tmp_path / "first", folder, dirs_exist_ok=True)
     os.close(held)
-    second.communicate(timeout=60)
+    second.communicate(timeout=600)
     assert second.returncode == 0
     assert consistent(folder) == set(PRODUCTS[:2])
 
@@ -430,7 +430,7 @@ def test_on_a_file_system_without_locks_the_cache_has_one(
         second = built.start("publish", "--from", built.folder / "dist-1.0", "--to", folder)
         assert second.stderr is not None
         assert "waiting" in second.stderr.readline()
-    second.communicate(timeout=60)
+    second.communicate(timeout=600)
     assert second.returncode == 0
 
     def flock(_: int, _operation: int) -> None:

@@ -345,7 +345,7 @@ def reachable(sample: Sample, requirement: str) -> None:
         requirement,
     ]
     done = subprocess.run(
-        command, env=sample.environment(), capture_output=True, encoding="utf-8", check=False, timeout=60
+        command, env=sample.environment(), capture_output=True, encoding="utf-8", check=False, timeout=600
     )
     if done.returncode != 0:
         pytest.skip(f"no package index with {requirement} is reachable: {done.stderr.strip().splitlines()[-1:]}")

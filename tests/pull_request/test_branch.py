@@ -363,17 +363,16 @@ def test_git_that_cannot_sign(sample: Sample, checkout: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_an_interrupted_run_leaves_nothing(sample: Sample, checkout: Path, number: signal.Signals) -> None:
     before, reached, program = kept(checkout), sample.folder / "reached", sample.folder / "gpg"
-    program.write_text(f"#!/bin/sh\ntouch {reached}\nexec sleep 60\n")
+    program.write_text(f"#!/bin/sh\ntouch {reached}\nexec sleep 3600\n")
     program.chmod(0o755)
     process = known(sample, {"commit.gpgSign": "true", "gpg.program": str(program)}).start(
         "pr", "demo", "--checkout", checkout, "--python", "false"
     )
-    for _ in range(600):
-        if reached.exists():
-            break
+    while not reached.exists():
+        assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(number)
-    assert process.wait(30) == 130
+    assert process.wait(600) == 130
     assert kept(checkout) == before
     assert left(sample) == []
 

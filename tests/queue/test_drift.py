@@ -572,7 +572,7 @@ def test_what_is_done_at_once() -> None:
     barrier = threading.Barrier(drift.CONNECTIONS)
 
     def together(item: int) -> int:
-        barrier.wait(10)
+        barrier.wait(600)
         return item * 2
 
     found = dict(drift.at_once(together, range(drift.CONNECTIONS)))
@@ -588,7 +588,7 @@ def test_the_first_error_ends_it() -> None:
         begun.append(item)
         if item == 0:
             raise OverlayError("no")
-        gate.wait(10)
+        gate.wait(600)
 
     with pytest.raises(OverlayError, match="no"):
         dict(drift.at_once(fail, range(100)))

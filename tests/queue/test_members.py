@@ -242,7 +242,7 @@ def test_a_server_that_breaks_off(server: Server) -> None:
 
 
 def test_a_server_that_says_nothing(server: Server) -> None:
-    server.answers[f"/{NAME}"] = lambda handler: time.sleep(1)
+    server.answers[f"/{NAME}"] = lambda handler: time.sleep(3600)  # in a thread that ends with this process
     with pytest.raises(OverlayError, match=r"expected an answer, found none and then: timed out"):
         read(server, settings=PipSettings(timeout=0.3))
 

@@ -106,7 +106,7 @@ class Site:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=600,
         )
         return Done(done.returncode, done.stdout, done.stderr)
 

@@ -54,7 +54,7 @@ class Two:
         {"index": self.index, "other": self.other}[which].answers[path] = noting
 
     def settings(self, credentials: str = "user:geheim@") -> PipSettings:
-        return PipSettings(index_urls=[f"http://{credentials}{self.index.place}"], timeout=5)
+        return PipSettings(index_urls=[f"http://{credentials}{self.index.place}"], timeout=600)
 
     def fetch(self, credentials: str = "user:geheim@") -> bytes:
         with self.settings(credentials).client() as opened:

@@ -186,7 +186,7 @@ def collectives(mode: str, forwards: int) -> dict[str, int]:
 def run_rank(rank: int, meeting: str, results: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS, timeout=timedelta(minutes=10)
     )
     counted = {
         "collectives": {

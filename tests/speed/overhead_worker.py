@@ -161,7 +161,7 @@ def timed(mode: str, steps: int, sharded: bool) -> float:
 def rank_process(rank: int, meeting: str, channel: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS, timeout=timedelta(minutes=10)
     )
     while True:
         mode, steps = channel.recv()

@@ -98,7 +98,7 @@ def variables(native: str = RELEASE) -> Mapping[str, str]:
     }
 
 
-def run(script: Path, *arguments: object, variant: Variant, native: str | None = None, timeout: float = 300) -> Any:
+def run(script: Path, *arguments: object, variant: Variant, native: str | None = None, timeout: float = 1200) -> Any:
     """What `script RESULT.json ARGUMENT...` wrote to its first argument, with a build beside the native parts of the
     release `native`, by default its own. Raises AssertionError as `tests.variants.run` does."""
     native = native or variant.release
@@ -116,7 +116,7 @@ def run(script: Path, *arguments: object, variant: Variant, native: str | None =
 @functools.cache
 def observed(script: Path, variant: Variant, *arguments: object) -> Any:
     """As `run`, once for a test run: several files look at the same build."""
-    return run(script, *arguments, variant=variant, timeout=900)
+    return run(script, *arguments, variant=variant, timeout=1800)
 
 
 def processes(variant: Variant, native: str | None = None) -> tuple[Path, dict[str, str]]:
