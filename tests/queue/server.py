@@ -90,6 +90,7 @@ class Server(ThreadingHTTPServer):
     answers."""
 
     daemon_threads = True
+    request_queue_size = 128  # connections that wait: of the 5 of the standard library the kernel may drop some
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
