@@ -4,7 +4,9 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,41 @@ PATIENCE = 60.0
 """Seconds that the kernel has to end what is killed: more than it takes under load, for a process whose disk hangs."""
 
 
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """A process with a process group of its own, for `kill_group`; `options` are those of subprocess.Popen.
+
+    A signal that comes meanwhile is handled when it has started, which is killed where the handler raises: subprocess
+    waits until a child is the other program, and an exception in there would leave that running, known to nobody.
+    """
+    process: subprocess.Popen[Any] | None = None
+    came: list[int] = []
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # no other handles signals
+        before = {number: signal.getsignal(number) for number in _HANDLED}
+        before = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        process = subprocess.Popen(command, start_new_session=True, **options)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        try:
+            for number in came:
+                before[number](number, None)
+        except BaseException:
+            if process is not None:
+                kill_group(process)
+            raise
+    return process
+
+
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def kill_group(process: subprocess.Popen[Any]) -> None:
-    """Kills a process that was started with `start_new_session`, and its process group; when this returns none of them
-    runs. What ended already is no error.
+    """Kills a process that has a process group of its own (`start`), and that group: none of them runs afterwards.
+    What ended already is no error.
 
     kill(2) returns before the kernel has taken a process down, and only for one's own child is there a wait. So
     without this what a killed child had started still writes files while its caller cleans up.

@@ -1,6 +1,7 @@
 """What a process has started ends with it, however it ends."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -51,6 +52,26 @@ def test_none_is_left_behind_by_what_fails() -> None:
 def test_what_takes_too_long_is_killed() -> None:
     """However far it has come by then."""
     assert run_group(["sleep", "600"], dict(os.environ), timeout=0.1) == (None, "")
+
+
+def test_what_is_interrupted_while_it_starts_does_not_stay() -> None:
+    """As Ctrl-C where a loaded machine takes its time: the child is the other program before this process goes on."""
+    ours, theirs = os.pipe()
+
+    def interrupt() -> None:
+        os.write(theirs, f"{os.getpid()}\n".encode())
+        os.kill(os.getppid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            processes.start(["sleep", "3600"], preexec_fn=interrupt)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+        os.close(theirs)
+    with os.fdopen(ours) as told:
+        assert not alive(int(told.read()))
 
 
 def test_what_has_ended_and_is_waited_for_by_nobody_does_not_run() -> None:

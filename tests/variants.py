@@ -212,9 +212,7 @@ def run_worker(
 def run_group(command: Sequence[str], environment: dict[str, str], timeout: float) -> tuple[int | None, str]:
     """The exit status and stderr of a command, None where it took too long; its process group is gone afterwards."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
-        )
+        process = processes.start(command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout)

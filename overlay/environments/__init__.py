@@ -219,14 +219,13 @@ def _run(what: str, command: Sequence[str], log: Path, lock: int) -> None:
     try:
         with (
             log.open("wb") as output,
-            subprocess.Popen(
+            processes.start(
                 command,
                 env={key: value for key, value in os.environ.items() if key not in _ELSEWHERE},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 pass_fds=(lock,),
-                start_new_session=True,
             ) as process,
         ):
             try:

@@ -76,14 +76,13 @@ def read(
     ):
         channel = json.dumps({"told": told, "descriptor": theirs, "reader": os.getpid()})
         try:
-            process = subprocess.Popen(
+            process = processes.start(
                 command,
                 env={**environment, CHANNEL: channel, "TMPDIR": folder},
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
                 pass_fds=(theirs,),
-                start_new_session=True,
             )
         finally:
             os.close(theirs)

@@ -75,7 +75,7 @@ def turn(command: Sequence[str], environment: Mapping[str, str], timeout: float 
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said,
         os.fdopen(ours, encoding="utf-8") as replies,
-        subprocess.Popen(
+        processes.start(
             command,
             env={**environment, REPLIES: str(theirs)},
             stdin=subprocess.PIPE,
@@ -83,7 +83,6 @@ def turn(command: Sequence[str], environment: Mapping[str, str], timeout: float 
             stderr=said,
             pass_fds=(theirs,),
             text=True,
-            start_new_session=True,
         ) as process,
     ):
         os.close(theirs)

@@ -269,14 +269,8 @@ def _run(
     environment = kept | {"PYTHONSAFEPATH": "1", "RUFF_NO_CACHE": "true", **(variables or {})}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as out, tempfile.TemporaryFile("w+") as err:
         try:
-            process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
+            process = processes.start(
+                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
         except OSError as error:
             return subprocess.CompletedProcess(command, 127, "", str(error))

@@ -107,7 +107,7 @@ def _said(text: str) -> str:
     """What the process prints, also where it was ended."""
     top = Path(judges.__file__).parents[3]
     with tempfile.TemporaryDirectory(prefix="overlay-") as folder:
-        process = subprocess.Popen(
+        process: subprocess.Popen[str] = processes.start(
             [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, str(top), str(EACH)],
             cwd=folder,
             env={name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ},
@@ -115,7 +115,6 @@ def _said(text: str) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             encoding="utf-8",
-            start_new_session=True,
         )
         try:
             said, _ = process.communicate(text, timeout=LIMIT)

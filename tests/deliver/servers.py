@@ -36,9 +36,7 @@ def running(command: Sequence[object], port: int, log: Path) -> Iterator[str]:
         port: which it listens to, and which is reserved.
     """
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            list(map(str, command)), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
+        process = processes.start(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         deadline = time.monotonic() + 600
         while True:

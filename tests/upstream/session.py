@@ -103,14 +103,8 @@ def _group(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process with a process group of its own, which is killed at the end."""
     with output.open("wb") as said:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
+        process = processes.start(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said
         )
         try:
             yield process

@@ -122,13 +122,12 @@ def _build(sdist: Path, interpreter: Path, compiler: str, home: Path, lock: int)
         command = [str(interpreter), "-m", "pip", "wheel", "--verbose", "--disable-pip-version-check", "--no-input"]
         command += ["--no-deps", "--no-index", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", str(made)]
         with log.open("wb") as output:
-            process = subprocess.Popen(
+            process = processes.start(
                 [*command, str(sdist)],
                 env=_variables(interpreter, compiler, jobs, Path(scratch)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,
                 pass_fds=(lock,),
             )
             try:
