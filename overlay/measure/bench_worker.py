@@ -64,7 +64,7 @@ class Answers:
         return getattr(self.trial, what)(*arguments)
 
 
-QUESTIONS = ("about", "seconds", "memory", "saved", "parity", "findings", "release", "enlarge")
+QUESTIONS = ("about", "seconds", "memory", "saved", "parity", "findings", "overwritten", "release", "enlarge")
 
 
 def main(told: Path) -> None:

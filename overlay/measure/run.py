@@ -37,6 +37,10 @@ _MEMORY = re.compile(
 _BROKEN = re.compile("CUDA error|device-side assert|illegal memory access")
 """After these a process can do nothing more with its GPU."""
 
+_IN_PLACE = "modified by an inplace operation"
+
+_PLACES = 3
+
 _LINE = 300
 """Characters of a message that a card keeps."""
 
@@ -117,8 +121,19 @@ class Column:
             return self.worker.ask(*question)
         except TurnError as error:
             self.outcome, self.message = outcome(str(error))
+            if _IN_PLACE in str(error):
+                self._name_places()
             say(f"{self}: {self.outcome}: {self.message}")
             return None
+
+    def _name_places(self) -> None:
+        """Finds what the message is about."""
+        with contextlib.suppress(TurnError):
+            found = self.worker.ask("overwritten")
+            self.findings += found
+            if self.mode == "off":  # the others tell their findings
+                places = [f"{one['where'] or 'the model'}: {one['what']}" for one in found]
+                self.message = ": ".join([*places[:_PLACES], self.message])
 
 
 def outcome(error: str) -> tuple[card.Outcome, str]:
@@ -251,7 +266,7 @@ def _look(column: Column, base: Column) -> None:
     column.against = base.mode
     if column.mode != "off":
         # First: it names what makes the others fail
-        column.findings = column.ask("findings", column.mode) or []
+        column.findings = [*(column.ask("findings", column.mode) or []), *base.findings]
     if column is not base and base.outcome != "ok":
         say(f"{column}: no parity, as there is none of {base.mode} ({base.outcome})")
     else:

@@ -422,6 +422,17 @@ class Trial:
                 found.append(asdict(change.finding()))
         return found
 
+    def overwritten(self) -> list[dict[str, str]]:
+        """Where the forward changes in place what its backward needs."""
+        self.enable("off")
+
+        def run() -> None:
+            with self._autocast():
+                self.model(**self.batches[0])
+            self._reshard()
+
+        return [asdict(one.finding()) for one in in_place.overwritten(self.model, run)]
+
 
 def rank() -> int:
     """This process's; 0 where there is one alone."""

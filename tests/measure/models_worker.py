@@ -32,6 +32,14 @@ class Counts(LlamaDecoderLayer):
         return super().forward(hidden_states * self.scale, **kwargs)
 
 
+class ChangesResult(LlamaDecoderLayer):
+    """Raises without a checkpoint as well: sigmoid's backward needs its result."""
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        gate = torch.sigmoid(hidden_states).mul_(2)  # the line that is to be named
+        return super().forward(hidden_states * gate, **kwargs)
+
+
 class Large(LlamaDecoderLayer):
     """Without a checkpoint it asks for more memory than there is."""
 
@@ -94,6 +102,10 @@ def _made(settings: Any, kind: type) -> Any:
 
 def changes_input(settings: Any) -> Any:
     return _made(settings, ChangesInput)
+
+
+def changes_result(settings: Any) -> Any:
+    return _made(settings, ChangesResult)
 
 
 def counts(settings: Any) -> Any:

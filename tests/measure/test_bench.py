@@ -150,6 +150,22 @@ def test_an_in_place_operation_is_named(tmp_path: Path) -> None:
         assert f"- {mode}: in-place-operation: {named} ({MODELS_FILE}:{line_of('ChangesInput')})" in done.stdout
 
 
+def test_what_changes_in_place_what_backward_needs_is_named(tmp_path: Path) -> None:
+    """Autograd refuses it but in the recompute of a non-reentrant checkpoint, where gradients are wrong."""
+    model = f"{MODELS_FILE}:changes_result"
+    done, made = measured(tmp_path, model, *TINY[-6:], "--builds", "patched", "--segments", "0")
+    assert done.returncode == 1
+    assert [mode.outcome for mode in made.ours.modes] == ["failed", "failed", "ok"]
+    named = (
+        "model.layers.0: `gate = torch.sigmoid(hidden_states).mul_(2) # the line that is to be named` "
+        f"(aten.mul_.Tensor) changes in place a result that backward needs ({MODELS_FILE}:{line_of('ChangesResult')}): "
+    )
+    assert f"- off: failed: {named}RuntimeError: " in done.stdout
+    assert "- reentrant: failed: RuntimeError: " in done.stdout
+    for mode in ("reentrant", "non-reentrant"):
+        assert done.stdout.count(f"- {mode}: in-place-operation: {named}") == 1
+
+
 def test_an_in_place_operation_that_only_shows_when_it_runs_is_named(tmp_path: Path) -> None:
     model = f"{MODELS_FILE}:counts"
     done, _ = measured(
