@@ -2,8 +2,9 @@
 
 Found in the source of the block's `forward`, of its submodules' and of the functions that these call: `x += …`,
 `x[...] = …`, `x.add_(…)`, `F.relu(x, inplace=True)`, `out=`, and modules with `inplace=True`, where `x` is an argument
-of the block, a view of one, or state of a module. A change of a tensor that the block itself has made is not reported,
-nor is one in a branch that the block's attributes rule out. Nothing is run.
+of the block, a view of one, or state of a module. A change of a tensor that the block itself has made is not reported
+(most are harmless; [`overlay bench`](bench.md) names those that are not), nor is one in a branch that the block's
+attributes rule out. Nothing is run.
 
 - An argument of the block, or a parameter: an **error**. Backward raises RuntimeError (`modified by an inplace
   operation`, or `a leaf Variable that requires grad`). It does not for an argument that is passed by keyword or in a

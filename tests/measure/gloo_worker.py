@@ -1,7 +1,6 @@
-"""The gloo groups of ranks: `python gloo_worker.py RESULT.json train|together` writes what each of two ranks has."""
+"""The gloo groups of ranks: what each of two has, which are told `train` or `together`."""
 
-import json
-import sys
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlay.measure import group, ranks
+from overlay.measure import group, ranks, rows
 from overlay.measure.settings import Settings
 
 
@@ -50,14 +49,17 @@ class Answers:
         return groups()
 
 
-def main(result: Path, how: str) -> None:
-    if how == "train":
-        (found,) = group.train([2], work)
+def main() -> None:
+    if rows.told() == "train":
+        group.train([2], work, rows.put)
     else:
-        with ranks.together(Settings("llama", ranks=2, threads=1), Answers, result.parent) as ask:
-            found = ask("groups")
-    result.write_text(json.dumps(found), "utf-8")
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            ranks.together(Settings("llama", ranks=2, threads=1), Answers, Path(folder)) as ask,
+        ):
+            rows.put(ask("groups"))
+    rows.done()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main()

@@ -1,12 +1,14 @@
 """Ranks have gloo run its collectives on one thread a group: with two, torch frees memory twice now and then."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from overlay import environments
-from tests.variants import ROOT, run_worker
+from overlay.measure import rows
+from tests.variants import ROOT
 
 WORKER = Path(__file__).with_name("gloo_worker.py")
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -22,10 +24,11 @@ def test_each_group_has_one_thread(how: str, variables: dict[str, str], ranks: i
 
 
 def test_the_interface_is_still_chosen_by_its_variable() -> None:
-    with pytest.raises(AssertionError, match="nowhere"):
+    with pytest.raises(rows.WorkerError, match="nowhere"):
         run("train", LAUNCHED | {"GLOO_SOCKET_IFNAME": "nowhere"})
 
 
 def run(how: str, variables: dict[str, str]) -> Any:
-    python = environments.python("train-2.13")
-    return run_worker(WORKER, how, on="torch", interpreter=python, laid_over=[ROOT], variables=variables)
+    command = [str(environments.python("train-2.13")), "-P", str(WORKER)]
+    (found,) = rows.read(command, {**os.environ, **variables, "PYTHONPATH": str(ROOT)}, how, 600)
+    return found
