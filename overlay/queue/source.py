@@ -211,7 +211,7 @@ class _Search:
     other: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
-    """Those of `failed` that gave no answer, which an index that has no such project does."""
+    """Those of `failed` that could not be asked, or gave no answer, which an index that has no such project does."""
 
 
 def _find(client: "PyPIClient", settings: PipSettings, project: str, artefact: Artefact) -> "Link":
@@ -263,6 +263,11 @@ class Offer:
     yanked: bool
 
 
+_UNANSWERED = re.compile(r".* from (.*: (?:Server Error\(\d+\)|Client Error\((?:401|407|408|429)\)).*)")
+"""What unearth notes of an index that may have the project, but not for this user, or not now. 404 is what one says
+that has it not, and 403 what a bucket of S3 says then."""
+
+
 def offers(client: "PyPIClient", settings: PipSettings, project: str, *, whole: bool = True) -> list[Offer]:
     """Every wheel of a project on the user's indexes, in their order.
 
@@ -287,6 +292,7 @@ def offers(client: "PyPIClient", settings: PipSettings, project: str, *, whole: 
                 found.append(Offer(version, link.filename, url, digest, link.upload_time, link.is_yanked))
     if not found:
         raise OverlayError(_nowhere(settings, search, f"wheels of {project}", "none"))
+    search.silent += [matched[1] for note in search.failed if (matched := _UNANSWERED.fullmatch(note))]
     if search.silent and whole:
         raise OverlayError(
             f"{project}: expected an answer of every index, found none of {shown(search.silent[0])}: releases would be "

@@ -252,6 +252,23 @@ def test_an_index_of_several_that_gives_no_answer(drifted: Sample, server: Serve
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("status", [401, 429, 503])
+def test_an_index_of_several_that_does_not_let_us_ask(drifted: Sample, server: Server, status: int) -> None:
+    drifted.variables["PIP_EXTRA_INDEX_URL"] = f"{server.url}/other"
+    server.answers["/other/plain/"] = lambda handler: handler.answer(b"", status=status)
+    done = drifted.overlay("drift", "plain")
+    said = f"plain: expected an answer of every index, found none of {server.url}/other/plain/: "
+    done.fails(said, f" Error({status})")
+    assert done.stdout == ""
+
+
+def test_an_index_of_several_that_forbids_what_it_has_not(drifted: Sample, server: Server) -> None:
+    """As one in a bucket of S3."""
+    drifted.variables["PIP_EXTRA_INDEX_URL"] = f"{server.url}/other"
+    server.answers["/other/plain/"] = lambda handler: handler.answer(b"", status=403)
+    assert drifted.overlay("drift", "plain").succeeds().stdout == TABLE.partition("\n\n")[2]
+
+
 def test_a_library_that_is_not_installed(drifted: Sample, server: Server, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['zipwire'] = None\n")
     drifted.variables["PYTHONPATH"] = f"{PROJECT}:{tmp_path}"
