@@ -182,7 +182,7 @@ def _run(options: argparse.Namespace) -> int:
     from overlay.measure import output
 
     for settings in planned:
-        output.check(_place(options, settings))
+        output.check(_place(options, settings), drawn=options.picture)
     return max(_measure(options, settings) for settings in planned)
 
 
@@ -326,7 +326,7 @@ def _draw(options: argparse.Namespace) -> int:
     for name in map(Path, options.what[1:]):
         place = name.with_suffix("")
         made, target = card.read(name), (options.out or place.parent) / place.name
-        output.check(target)
+        output.check(target, drawn=options.picture)
         for file in output.draw(made, target, drawn=options.picture):
             print(f"wrote {file}")  # noqa: T201
     return 0

@@ -9,8 +9,11 @@ from overlay.errors import OverlayError
 from overlay.measure import card, markdown, picture
 
 
-def check(place: Path) -> None:
+def check(place: Path, *, drawn: bool = True) -> None:
     """Whether the files of a card can be written, and replace nothing but those of a card. Makes nothing.
+
+    Args:
+        drawn: as of `write`.
 
     Raises:
         OverlayError: they cannot, or would; to be said before anything is measured.
@@ -20,7 +23,8 @@ def check(place: Path) -> None:
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise OverlayError(f"expected a folder that can be written, found {folder}: name another with --out")
-    for suffix, is_ours in ((".json", _is_card), (".md", _is_page)):
+    kinds = [(".json", _is_card), (".md", _is_page), *([(".png", _is_picture)] if drawn else [])]
+    for suffix, is_ours in kinds:
         file = place.with_name(f"{place.name}{suffix}")
         if file.exists() and not is_ours(file):
             raise OverlayError(
@@ -45,8 +49,13 @@ def _is_page(file: Path) -> bool:
         return False
 
 
+def _is_picture(file: Path) -> bool:
+    """By its page, or the card, beside it."""
+    return _is_page(file.with_suffix(".md")) or _is_card(file.with_suffix(".json"))
+
+
 def write(made: card.Card, place: Path, *, drawn: bool = True) -> Iterator[Path]:
-    """Writes `place.png`, `.md` and `.json`; yields each.
+    """Writes `place.md`, `.png` and `.json`; yields each.
 
     Args:
         place: a path without suffix.
@@ -60,8 +69,10 @@ def draw(made: card.Card, place: Path, *, drawn: bool = True) -> Iterator[Path]:
     """As `write`, of what is made of the JSON alone."""
     place.parent.mkdir(parents=True, exist_ok=True)
     image = place.with_name(f"{place.name}.png")
-    contents = {image: picture.png(made)} if drawn else {}
-    contents[place.with_name(f"{place.name}.md")] = markdown.document(made, image.name if drawn else None).encode()
+    page = place.with_name(f"{place.name}.md")
+    contents = {page: markdown.document(made, image.name if drawn else None).encode()}  # first: it says whose it is
+    if drawn:
+        contents[image] = picture.png(made)
     for file, content in contents.items():
         yield _replace(file, content)
 

@@ -403,7 +403,7 @@ def test_drawing_a_card_again(tmp_path: Path) -> None:
     assert beside.read_bytes() == Path(CARDS[0]).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["card.json", "card.md"])
+@pytest.mark.parametrize("name", ["card.json", "card.md", "card.png"])
 @pytest.mark.parametrize(
     "arguments", [("llama", "--name", "card"), ("draw", CARDS[0], "--out", ".")], ids=["run", "draw"]
 )
@@ -411,11 +411,14 @@ def test_nothing_but_a_card_is_replaced(tmp_path: Path, arguments: tuple[str, ..
     """And that is said before anything is measured."""
     file = tmp_path / name.replace("card", "llama" if arguments[0] == "draw" else "card")
     file.write_text('{"model_type": "llama"}', "utf-8")
-    done = bench(*arguments, "--no-picture", folder=tmp_path)
+    done = bench(*arguments, *([] if name.endswith(".png") else ["--no-picture"]), folder=tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert f"expected nothing or a run card at {file.name}, " in done.stderr
     assert [path.read_text("utf-8") for path in tmp_path.iterdir()] == ['{"model_type": "llama"}']
+    if name.endswith(".png") and arguments[0] == "draw":
+        assert bench(*arguments, "--no-picture", folder=tmp_path).returncode == 0
+        assert bench(*arguments, folder=tmp_path).returncode == 0  # by now the page beside it says that it is a card's
 
 
 def test_a_configuration_stays_beside_its_card(tmp_path: Path) -> None:
