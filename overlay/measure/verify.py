@@ -26,7 +26,7 @@ PATIENCE = 300.0
 
 MEETING = 3600.0
 """Seconds that the ranks of several hosts wait for each other until they have met: one of them may have environments to
-make."""
+make, and rank 0 does first what is of one process."""
 
 AGAIN = PATIENCE
 """As `MEETING`, once they have: a rank that has failed is there for the next measurement as soon as that has ended."""
@@ -113,9 +113,14 @@ class _Run:
         if plan.place is not None:  # all at first, so that no host waits later for what another has to make
             made = {(name, kind): plan.build(one, kind) for name, one in ours.items() for kind in plan.kinds}
             self.plan = replace(plan, build=lambda experiment, kind: made[experiment.name, kind])
-        for number, experiment in enumerate(plan.experiments):
-            if experiment.name in ours:
-                self.report.tables.append(self._table(experiment, number * len(plan.kinds)))
+        # Of ranks that have met each other none waits long for what rank 0 does alone, and none ends during that
+        order = sorted(enumerate(plan.experiments), key=lambda one: plan.place is not None and one[1].ranks)
+        tables = {
+            number: self._table(experiment, number * len(plan.kinds))
+            for number, experiment in order
+            if experiment.name in ours
+        }
+        self.report.tables += [tables[number] for number in sorted(tables)]
         self.results.forget()
         return self.report
 

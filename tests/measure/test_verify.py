@@ -176,11 +176,12 @@ LAUNCHED = launch.Place(rank=0, world=2, local_rank=0)
 
 
 def test_what_needs_a_rank_that_is_gone_is_not_begun(stub: Stub) -> None:
-    """What needs none is."""
+    """What needs none is, and was first."""
     (alone,) = stub.plan.experiments
     several = replace(alone, name="several", ranks=True, told={**alone.told, "loses": "patched"})
     report = stub.having(place=LAUNCHED, experiments=[several, replace(several, name="more"), alone]).run()
-    assert stub.measured() == ["stock", "patched", *KINDS]
+    assert stub.measured() == [*KINDS, "stock", "patched"]
+    assert [table.name for table in report.tables] == ["several", "more", "demo"]  # as without a launcher
     later = "not measured: not begun: at several on patched 1.0, rank 1 did not come"
     assert report.off == [
         "several on patched: not measured: rank 1 did not come",
