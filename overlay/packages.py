@@ -114,8 +114,8 @@ def status() -> list[PackageStatus]:
     listing = manifest.read()
     here = mends.overlay_here()
     covered = [_covered(name, listing, here) for name in manifest.PROJECTS]
-    unknown = [one for one in covered if "unknown" in (one.state, *(file.state for file in one.files))]
-    if unknown and not listing.complete:
+    unknown = [one for one in covered if not listing.complete and _is_of_another(one, listing)]
+    if unknown:
         named = ", ".join(f"{release.project} {release.version}" for release in listing.releases)
         raise OverlayError(
             f"expected the patched files of every pinned release in {manifest.folder()}, to know {unknown[0].project} "
@@ -124,6 +124,14 @@ def status() -> list[PackageStatus]:
         )
     found = [*covered, *_beside(covered[manifest.PROJECTS.index("transformers")])]
     return sorted(found, key=lambda package: not package.faults)
+
+
+def _is_of_another(package: PackageStatus, listing: Manifest) -> bool:
+    """Whether a package that is not known may be of a release that the listing has not."""
+    states = {file.state for file in package.files}
+    version = versions.key(package.version or "")
+    has = any((one.project, versions.key(one.version)) == (package.project, version) for one in listing.releases)
+    return "unknown" in {package.state, *states} and not has
 
 
 def _covered(name: str, listing: Manifest, here: Overlay) -> PackageStatus:

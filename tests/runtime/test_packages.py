@@ -757,6 +757,9 @@ def test_a_checkout_that_was_asked_for_some_releases(asked: Site, project: str) 
     found["releases"] = [one for one in found["releases"] if one["version"] == "5.14.1"]
     place.write_text(json.dumps(found | {"complete": False, "right": {}}), encoding="utf-8")
     assert one(report(asked))["state"] == "stock"
+    edits = "".join(f"\nopen({str(asked.packages / path)!r}, 'w').write('told = 1')" for path in T5141)
+    for before, mend in ((IMPORTED + edits, mends.RESTART), ("", "--force-reinstall")):
+        assert mend in status(asked, before)["mend"]  # of a release that it has it has a word
     version = "5.24.0" if project == "transformers" else "2.13.0"
     put(asked, release(project, version), version)
     if project == "transformers":
