@@ -6,7 +6,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +26,26 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     if threading.current_thread() is threading.main_thread():  # no other handles signals
         before = {number: signal.getsignal(number) for number in _HANDLED}
         before = {number: handler for number, handler in before.items() if callable(handler)}
-    for number in before:
-        signal.signal(number, lambda number, _: came.append(number))
     try:
+        for number in before:
+            signal.signal(number, lambda number, _: came.append(number))
         process = subprocess.Popen(command, start_new_session=True, **options)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         try:
+            _handle(before)
             for number in came:
                 before[number](number, None)
         except BaseException:
+            _handle(before)  # one may have raised while the others were still put back
             if process is not None:
                 kill_group(process)
             raise
     return process
+
+
+def _handle(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,45 @@ def test_what_is_interrupted_while_it_starts_does_not_stay() -> None:
         os.close(theirs)
     with os.fdopen(ours) as told:
         assert not alive(int(told.read()))
+
+
+@pytest.mark.parametrize("step", [1, 3], ids=["before", "after"])
+def test_signals_are_handled_as_before_also_where_one_comes_while_that_is_arranged(
+    monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """The first handler has been exchanged then, or put back; the next one has not."""
+    number = (signal.SIGTERM, signal.SIGINT)[step > 1]
+    handlers = {one: signal.signal(one, signal.default_int_handler) for one in (signal.SIGINT, signal.SIGTERM)}
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # so that two are exchanged
+    exchange, popen = signal.signal, subprocess.Popen
+    steps: list[int] = []
+    started: list[int] = []
+
+    def exchanging(which: int, handler: Any) -> Any:
+        found = exchange(which, handler)
+        steps.append(which)
+        if len(steps) == step:
+            signal.raise_signal(number)
+        return found
+
+    def starting(*arguments: Any, **options: Any) -> Any:
+        process = popen(*arguments, **options)
+        started.append(process.pid)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", starting)
+    monkeypatch.setattr(signal, "signal", exchanging)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            processes.start(["sleep", "3600"])
+        assert {signal.getsignal(one) for one in handlers} == {signal.default_int_handler}
+        assert not any(map(alive, started))
+    finally:
+        monkeypatch.undo()
+        for pid in filter(alive, started):
+            os.kill(pid, signal.SIGKILL)
+        for one, handler in (*handlers.items(), (signal.SIGHUP, hangup)):
+            signal.signal(one, handler)
 
 
 def test_what_has_ended_and_is_waited_for_by_nobody_does_not_run() -> None:
