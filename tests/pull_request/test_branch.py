@@ -363,7 +363,7 @@ def test_git_that_cannot_sign(sample: Sample, checkout: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_an_interrupted_run_leaves_nothing(sample: Sample, checkout: Path, number: signal.Signals) -> None:
     before, reached, program = kept(checkout), sample.folder / "reached", sample.folder / "gpg"
-    program.write_text(f"#!/bin/sh\ntouch {reached}\nexec sleep 3600\n")
+    program.write_text(f"#!/bin/sh\ntouch {reached}\nwhile kill -0 $PPID; do sleep 0.1; done\n")  # it ends with git
     program.chmod(0o755)
     process = known(sample, {"commit.gpgSign": "true", "gpg.program": str(program)}).start(
         "pr", "demo", "--checkout", checkout, "--python", "false"
