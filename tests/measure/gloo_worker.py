@@ -10,13 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlay.measure import group, ranks, rows
+from overlay.measure import gloo, group, ranks, rows
 from overlay.measure.settings import Settings
 
 
 def groups() -> list[dict[str, Any]]:
     """Of all ranks: `threads` for the collectives of a group, and of one more; seconds that the first one waits."""
     one = threads()
+    gloo.one_thread()  # once more, which changes nothing
     dist.barrier(dist.new_group(range(dist.get_world_size())))
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     own = {
