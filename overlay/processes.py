@@ -58,7 +58,7 @@ def kill_group(process: subprocess.Popen[Any]) -> None:
     kill(2) returns before the kernel has taken a process down, and only for one's own child is there a wait. So
     without this what a killed child had started still writes files while its caller cleans up.
     """
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(*_GONE):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     deadline = time.monotonic() + PATIENCE
@@ -66,12 +66,16 @@ def kill_group(process: subprocess.Popen[Any]) -> None:
         time.sleep(0.001)
 
 
+_GONE = (ProcessLookupError, PermissionError)
+"""What is said of a group in which none runs; the latter by macOS, where some are not waited for."""
+
+
 def _runs(group: int) -> bool:
     """Whether a process of the group runs. Not one that has ended and that its parent, perhaps an init that never does,
     has not waited for."""
     try:
         os.killpg(group, 0)
-    except (ProcessLookupError, PermissionError):  # macOS says the latter where all have ended
+    except _GONE:
         return False
     if not Path("/proc/self/stat").exists():
         return True

@@ -183,11 +183,14 @@ class Clone:
                 shell, cwd=self.folder, env=kept, start_new_session=True, stdin=nothing, stdout=nothing, stderr=nothing
             )
             self.background.append(process)
-            while process.poll() is None:
+            deadline = time.monotonic() + 600
+            while process.poll() is None and time.monotonic() < deadline:
                 with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
                     return subprocess.CompletedProcess(shell, 0, "", "")
                 time.sleep(0.05)
-            return subprocess.CompletedProcess(shell, 1, "", f"{command}: it ended with {process.returncode}")
+            return subprocess.CompletedProcess(
+                shell, 1, "", f"{command}: it ended with {process.returncode}, or does not answer"
+            )
         return subprocess.run(shell, cwd=self.folder, env=kept, capture_output=True, text=True, check=False)
 
 

@@ -88,7 +88,10 @@ def _differences(before: Card, after: Card) -> Iterator[str]:
             yield f"{what}: {one} and {other}"
     for build in before.builds:
         for second in after.builds:
-            if build.kind == second.kind and build.found != second.found:
+            if build.kind != second.kind:
+                continue
+            known = build.state and second.state  # an older card has none, which is no difference
+            if build.version != second.version or (known and build.found != second.found):
                 yield f"{build.kind}: transformers {build.found} and {second.found}"
 
 

@@ -75,6 +75,7 @@ def read(
         os.fdopen(ours, "rb", buffering=0) as source,
     ):
         channel = json.dumps({"told": told, "descriptor": theirs, "reader": os.getpid()})
+        waiting = ""
         try:
             process = processes.start(
                 command,
@@ -84,10 +85,11 @@ def read(
                 stderr=said,
                 pass_fds=(theirs,),
             )
-        finally:
+        except BaseException:
             os.close(theirs)
-        waiting = ""
+            raise
         try:
+            os.close(theirs)
             for line in _lines(source, patience):
                 if line.startswith(_ALIVE):
                     why = json.loads(line.removeprefix(_ALIVE))

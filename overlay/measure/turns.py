@@ -75,19 +75,23 @@ def turn(command: Sequence[str], environment: Mapping[str, str], timeout: float 
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said,
         os.fdopen(ours, encoding="utf-8") as replies,
-        processes.start(
-            command,
-            env={**environment, REPLIES: str(theirs)},
-            stdin=subprocess.PIPE,
-            stdout=said,
-            stderr=said,
-            pass_fds=(theirs,),
-            text=True,
-        ) as process,
     ):
-        os.close(theirs)
+        try:
+            process: subprocess.Popen[str] = processes.start(
+                command,
+                env={**environment, REPLIES: str(theirs)},
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+                pass_fds=(theirs,),
+                text=True,
+            )
+        except BaseException:
+            os.close(theirs)
+            raise
         assert process.stdin is not None
         try:
+            os.close(theirs)
             yield Turn(process, process.stdin, replies, said, timeout)
         finally:
             processes.kill_group(process)

@@ -46,11 +46,12 @@ with alive():  # how long this takes, on a machine with other work, says nothing
 STUB: dict[str, Any] = json.loads(os.environ.get("STUB", "{}"))
 """`cases`: how many; `gate`: a file, without which none begins after the first one; `case`, `rank`, `signal`: the rank
 that sends itself a signal in a case, and fails; `late`: seconds by which the others have lost it before that; `early`:
-the group in which that rank ends before it meets the others; `spawn`: instead of fork; `collective` and `heartbeat`:
-seconds."""
+the group in which that rank ends before it meets the others; `spawn`: instead of fork; `collective`, `heartbeat` and
+`moment`: seconds."""
 
 group.COLLECTIVE = timedelta(seconds=STUB.get("collective", 60))
 group._HEARTBEAT = STUB.get("heartbeat", 20.0)
+group._MOMENT = STUB.get("moment", 3.0)
 if STUB.get("spawn"):
     group.start_method = lambda backend: "spawn"
 

@@ -83,13 +83,14 @@ def test_a_larger_model_is_no_worse_one() -> None:
 
 
 def test_what_is_here_may_be_another_build_of_the_same_version() -> None:
-    stock, overlaid = (
+    unknown, stock, overlaid = (
         made(
             *BEFORE.ours.modes,
             judged="here",
             builds=[card.Build(kind="here", release="", version="5.14.1", modes=BEFORE.ours.modes, state=state)],
         )
-        for state in ("stock", "overlaid")
+        for state in ("", "stock", "overlaid")
     )
+    assert compare(unknown, stock).differences == []  # an older card says nothing
     assert compare(stock, overlaid).differences == ["here: transformers 5.14.1 (stock) and 5.14.1 (overlaid)"]
     assert compare(stock, stock).differences == []
