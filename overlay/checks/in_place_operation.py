@@ -42,7 +42,7 @@ _BUFFER = "it is changed again in the recompute; gradients are wrong, without an
 _SAME = "the recompute does the same again; gradients are wrong, without an error, where it was read before"
 _STATISTICS = "the running statistics move twice a step, so that eval mode differs from training without checkpointing"
 _IDEMPOTENT = re.compile(r"\.data\.(clamp|clamp_max|clamp_min|clip|fill|zero)_\(")
-_FIX = "write it out of place (`x = x + y`), or change a copy (`x.clone()`)"
+FIX = "write it out of place (`x = x + y`), or change a copy (`x.clone()`)"
 
 
 def in_model(subject: Subject) -> Iterator[Finding]:
@@ -70,7 +70,7 @@ def in_model(subject: Subject) -> Iterator[Finding]:
             places(dict.fromkeys(_dotted(name, one.module) for name, one in changes)),
             f"`{change.statement}` changes {what} in place ({change.file}:{change.line})",
             why,
-            _FIX,
+            FIX,
         )
 
 

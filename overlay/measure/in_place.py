@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from overlay.checks.finding import Finding
+from overlay.checks.in_place_operation import CODE, FIX
 
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
@@ -44,21 +45,21 @@ class Change:
         """As the checks tell it."""
         if self.kind == "result":
             return Finding(
-                "in-place-operation",
+                CODE,
                 "error",
                 self.module,
                 f"`{self.statement}` ({self.operator}) changes in place a result that backward needs ({self.line})",
                 "without checkpointing backward raises RuntimeError; the recompute of a non-reentrant checkpoint does "
                 "not look, and gradients are wrong, silently",
-                "write it out of place (`x = x + y`), or change a copy (`x.clone()`)",
+                FIX,
             )
         return Finding(
-            "in-place-operation",
+            CODE,
             "warning" if self.kind == "buffer" else "error",
             self.module,
             f"`{self.statement}` ({self.operator}) changes its {self.kind} in place ({self.line})",
             "the recompute starts from the change: backward raises RuntimeError, or gradients are wrong, silently",
-            "write it out of place (`x = x + y`), or change a copy (`x.clone()`)",
+            FIX,
         )
 
 

@@ -39,7 +39,8 @@ _BROKEN = re.compile("CUDA error|device-side assert|illegal memory access")
 
 _IN_PLACE = "modified by an inplace operation"
 
-_PLACES = 3
+_NAMED = 3
+"""Places that a message names before it, at most."""
 
 _LINE = 300
 """Characters of a message that a card keeps."""
@@ -132,8 +133,8 @@ class Column:
             found = self.worker.ask("overwritten")
             self.findings += found
             if self.mode == "off":  # the others tell their findings
-                places = [f"{one['where'] or 'the model'}: {one['what']}" for one in found]
-                self.message = ": ".join([*places[:_PLACES], self.message])
+                named = [f"{one['where'] or 'the model'}: {one['what']}" for one in found[:_NAMED]]
+                self.message = ": ".join([*named, self.message])
 
 
 def outcome(error: str) -> tuple[card.Outcome, str]:
